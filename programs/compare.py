@@ -332,7 +332,15 @@ def _read_results(
   sentences: Sequence[str] = ()
   if planned.show is None:
     varied = [name for name in comparison.varied_flags if name not in names]
-    sentences = row_sentences.describe(results, names, varied)
+    sentences = row_sentences.describe(
+        results,
+        names,
+        varied,
+        {
+            run.labels[report.ALGORITHM]: run.settings.algorithm
+            for run in comparison.runs
+        },
+    )
   return _Results(
       runs,
       results,

@@ -8,6 +8,7 @@ from typing import Optional
 
 from absl import flags as absl_flags
 
+from tff_bn.catalog import algorithms
 from tff_bn.imports import dependencies
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.cli import flag_groups
@@ -131,8 +132,9 @@ def _train_and_plot(
           folder, PROGRAM.name, settings.to_flags(), overwrite=overwrite
       )
     jobs.train_one(job, metrics_hook)
+  label = algorithms.labels([settings.algorithm])[settings.algorithm]
   run = report.Run(
-      {report.ALGORITHM: settings.algorithm},
+      {report.ALGORITHM: label},
       settings.seed,
       report.read_rows(folder),
       has_client_models=settings_lib.has_client_models(settings),

@@ -8,12 +8,14 @@ from collections.abc import Callable
 import pathlib
 import re
 
+from tff_bn.catalog import algorithms
 from tff_bn.catalog import columns
 from tff_bn.catalog import datasets
 from tff_bn.catalog import models
 from tff_bn.catalog import parts
 from tff_bn.catalog import rules
 from tff_bn.data import splits
+from tff_bn.programs.cli import parsers
 from tff_bn.programs.results import tables as tables_lib
 from tff_bn.training import measures
 
@@ -87,7 +89,25 @@ def _models() -> Cells:
   return cells
 
 
+def _corrections() -> Cells:
+  return [['name', 'what it does']] + [
+      [f'[`+{name}`](algorithms/{name}.md)', _described(correction)]
+      for name, correction in algorithms.CORRECTIONS.items()
+  ]
+
+
+def _algorithm_options() -> Cells:
+  cells = [['option', 'of', 'default']]
+  for option in algorithms.OPTIONS:
+    users = ', '.join(f'`{name}`' for name in algorithms.users(option.name))
+    default = option.default_text or parsers.to_text(option.default)
+    cells.append([f'`--{option.name}`', users, _with_code(default)])
+  return cells
+
+
 TABLES: dict[str, Callable[[], Cells]] = {
+    'corrections': _corrections,
+    'algorithm_options': _algorithm_options,
     'datasets': _datasets,
     'splits': _splits,
     'models': _models,
@@ -100,7 +120,12 @@ TABLES: dict[str, Callable[[], Cells]] = {
 
 def _described(part: parts.Part) -> str:
   """Returns a part's description with its flags as code."""
-  return re.sub(r'--\w+', r'`\g<0>`', part.description)
+  return _with_code(part.description)
+
+
+def _with_code(text: str) -> str:
+  """Returns a text with its flags as code."""
+  return re.sub(r'--\w+', r'`\g<0>`', text)
 
 
 def _flags(part: parts.Part) -> str:

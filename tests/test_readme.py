@@ -4,6 +4,8 @@ import itertools
 import pathlib
 import re
 import shlex
+import sys
+import types
 
 import keras
 import numpy as np
@@ -12,13 +14,13 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import algorithms
+from tff_bn.catalog import algorithms as catalog
 from tff_bn.imports import dependencies
 from tff_bn.papers import analyze
 from tff_bn.papers import compare_with_experiments
 from tff_bn.programs import evaluate
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
-from tff_bn.programs.flags import registry
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _PATHS = {
@@ -141,11 +143,6 @@ def test_rule_on_a_matrix(capsys):
 
 
 def test_extensions_work(monkeypatch, toy, in_process_runtime, tmp_path):
-  # The page's code sets these; afterwards they are gone.
-  monkeypatch.setitem(registry.ALGORITHMS, 'local_shift', None)
-  monkeypatch.setitem(registry.CORRECTIONS, 'absolute', None)
-  for name in ('build_local_shift', 'build_absolute'):
-    monkeypatch.setattr(algorithms, name, None, raising=False)
   toy.dtype = 'float32'
   namespace = dict(model=toy.model(), dataset=toy.dataset(20, 0))
   (tmp_path / 'my_rules.py').write_text(_blocks('extending.md', 'python')[0])
@@ -194,8 +191,10 @@ def test_extensions_work(monkeypatch, toy, in_process_runtime, tmp_path):
   assert distances[1] < 0.9 * distances[0]
 
   # All parts take part in a comparison.
+  module = types.SimpleNamespace(**namespace)
+  monkeypatch.setitem(sys.modules, 'my_algorithms', module)
   arguments = [
-      '--algorithms=fedavg,local_shift+absolute',
+      '--algorithms=fedavg,' 'my_algorithms:local_shift+my_algorithms:absolute',
       '--split=my_splits:by_parity',
       '--num_clients=3',
       '--model_aggregator=my_rules:Midrange',
@@ -207,6 +206,7 @@ def test_extensions_work(monkeypatch, toy, in_process_runtime, tmp_path):
   assert compare_with_experiments.run(arguments) == command_line.OK
   table = (tmp_path / 'mine/results.md').read_text(encoding='utf-8')
   assert '| local_shift+absolute' in table
+  assert 'local_shift+absolute: BN shifts stay with the client; a corr' in table
 
 
 def _corrected(namespace, strength):
@@ -223,7 +223,7 @@ def test_every_algorithm_has_a_page():
   pages = {path.stem: path for path in (_ROOT / 'docs/algorithms').glob('*.md')}
   overview = _PAGES['algorithms.md']
   described = set(re.findall(r'^# |`\+?([a-z_]+)`', overview, re.M))
-  for name in (*registry.ALGORITHMS, *registry.CORRECTIONS):
+  for name in (*catalog.ALGORITHMS, *catalog.CORRECTIONS):
     assert name in described, name
     (link,) = set(
         re.findall(

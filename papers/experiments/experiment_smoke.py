@@ -13,13 +13,13 @@ from typing import Optional
 
 from absl import flags as absl_flags
 
+from tff_bn.catalog import algorithms
 from tff_bn.catalog import datasets
 from tff_bn.catalog import models
 from tff_bn.data import splits
 from tff_bn.papers import analyze
 from tff_bn.papers.experiments import experiment_files
 from tff_bn.programs.cli import parsers
-from tff_bn.programs.flags import registry
 from tff_bn.programs.plan import axes as axes_lib
 
 _GENERATED = 'generated:'
@@ -245,9 +245,10 @@ def reduced(
     if key in result and float(result[key]):
       result[key] = text
   # A first phase of some rounds must end before the last round.
-  for algorithm in registry.ALGORITHMS.values():
-    if algorithm.first_phase in result:
-      result[algorithm.first_phase] = '1'
+  for algorithm in algorithms.ALGORITHMS.values():
+    phase = algorithm.first_phase
+    if phase is not None and phase.name in result:
+      result[phase.name] = '1'
   if 'dataset' in result and 'dataset' not in overrides:
     result['dataset'] = _generated(flags, name)
   if result.get('split') == 'natural':

@@ -8,6 +8,7 @@ import pathlib
 
 from absl import flags as absl_flags
 
+from tff_bn.catalog import local_training
 from tff_bn.catalog import models
 from tff_bn.catalog import value_types
 from tff_bn.imports import dependencies
@@ -114,14 +115,14 @@ def _define_kept_share(define: flag_groups.Definer) -> None:
   _define_shuffle_probability(define)
   define(
       'num_shuffles',
-      value_types.List(flag_groups.MEAN_STEPS),
+      value_types.List(local_training.MEAN_STEPS),
       'Values of N_sf, the mean number of permutations in local training,'
       ' separated by commas',
       default_text='0,0.1,0.2,0.5,1,2,5,10 up to --num_steps',
   )
   define(
       'num_steps',
-      flag_groups.STEPS,
+      local_training.STEPS,
       'Number of steps of local training',
       default_text="the mean over the run's clients; 100 without a run",
   )
@@ -173,7 +174,7 @@ def _define_layers(define: flag_groups.Definer) -> None:
 def _define_fusion(define: flag_groups.Definer) -> None:
   define(
       'epochs',
-      flag_groups.EPOCHS,
+      local_training.EPOCHS,
       'Number of epochs of each model on its half of the training data',
       20,
   )

@@ -160,7 +160,7 @@ class AnalyzedRun:
           ' the run.'
       )
     rng = seeding.generator(seeding.Stream.ANALYZED_CLIENTS, seed)
-    chosen = rng.choice(len(ids), num_clients, replace=False)
+    chosen = rng.choice(len(ids), int(num_clients), replace=False)
     return [ids[position] for position in sorted(chosen)]
 
   def train_clients(self, client_ids: Sequence[str]) -> list[ModelWeights]:
@@ -255,9 +255,7 @@ class AnalyzedRun:
     starts = {}
     own = self.model.from_model_weights(self.model.initial_weights)
     for number in range(2):
-      settings = dataclasses.replace(
-          self.settings, seed=int(rng.integers(2**32))
-      )
+      settings = self.settings.replaced(seed=int(rng.integers(2**32)))
       model = run_building.build_model(settings, self.data)
       starts[f'half {number + 1}'] = model.to_model_weights(
           [
@@ -269,8 +267,8 @@ class AnalyzedRun:
       )
     on_halves = dataclasses.replace(
         self,
-        settings=dataclasses.replace(
-            self.settings, seed=seed, local_steps=None, local_epochs=num_epochs
+        settings=self.settings.replaced(
+            seed=seed, local_steps=None, local_epochs=num_epochs
         ),
         data=dataclasses.replace(
             self.data,

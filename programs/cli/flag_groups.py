@@ -19,11 +19,6 @@ from tff_bn.programs.cli import parsers
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 
 _SPEC = 'flag'
-# A batch, the steps and the passes of a client's round are in memory at once.
-BATCH_SIZE = value_types.Number(int, minimum=1, maximum=10**6)
-STEPS = value_types.Number(int, minimum=1, maximum=10**6)
-MEAN_STEPS = value_types.Number(float, minimum=0, maximum=STEPS.maximum)
-EPOCHS = value_types.Number(int, minimum=1, maximum=10**4)
 # 30 years; Python cannot wait for more than 300.
 SECONDS = value_types.Number(float, above=0, maximum=10**9)
 
@@ -199,6 +194,10 @@ def value(
     return None
   if option.ignored is not None and option.ignored(flags):
     return None
+  if option.excludes is not None and flags.overrules(
+      option.excludes, option.name
+  ):
+    return None
   given = getattr(flags, option.name)
   if given is None and option.compute is not None:
     return option.compute(flags)
@@ -261,10 +260,17 @@ class Flags:
       flags: All flags of the program.
 
     Raises:
-      ValueError: If a flag has no effect because of another one, unless that
-        one overrules it.
+      ValueError: If a flag has no effect because of another one, or excludes
+        it, unless one of them overrules the other.
     """
     for name, spec in cls.specs().items():
+      other = spec.excludes
+      if (
+          other is not None
+          and None not in (getattr(flags, name), getattr(flags, other))
+          and flags.source(name) == flags.source(other)
+      ):
+        raise ValueError(options.exclusion(flags.text(name), flags.text(other)))
       for condition in spec.conditions:
         if not condition.holds(flags):
           flags.refuse_unless_overruled(

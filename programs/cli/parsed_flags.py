@@ -64,6 +64,12 @@ class ParsedFlags:
     """Whether a flag is on the command line or in a flagfile."""
     return self.source(name) != Source.DEFAULT
 
+  def overrules(self, name: str, other: str) -> bool:
+    """Whether a flag is given and overrules another one that excludes it."""
+    return getattr(self, name) is not None and (
+        getattr(self, other) is None or self.source(name) > self.source(other)
+    )
+
   def defines(self, name: str) -> bool:
     """Whether the program has a flag of this name."""
     return name in self._sources

@@ -47,41 +47,6 @@ def check_characters(text: str) -> None:
     )
 
 
-def parse_schedule(text: str) -> tuple[tuple[int, float], ...]:
-  """Parses `ROUND:FACTOR,...`, e.g. '6000:0.1,8000:0.01'.
-
-  Args:
-    text: The schedule as text.
-
-  Returns:
-    Pairs (round, factor), rounds increasing.
-
-  Raises:
-    ValueError: If the text isn't a schedule.
-  """
-  schedule = []
-  for item in text.split(','):
-    try:
-      start, factor = item.split(':')
-      schedule.append((int(start), float(factor)))
-    except ValueError as error:
-      raise ValueError(
-          'must be a list of ROUND:FACTOR, for example 6000:0.1,8000:0.01.'
-      ) from error
-  starts = [start for start, _ in schedule]
-  if starts[0] < 1 or any(b <= a for a, b in zip(starts, starts[1:])):
-    raise ValueError('must give increasing rounds, the first at least 1.')
-  if starts[-1] > value_types.LARGEST_INT:
-    raise ValueError(f'must give rounds of at most {value_types.LARGEST_INT}.')
-  if not all(
-      0 <= factor <= value_types.LARGEST_FLOAT for _, factor in schedule
-  ):
-    raise ValueError(
-        f'must give factors from 0 to {value_types.LARGEST_FLOAT}.'
-    )
-  return tuple(schedule)
-
-
 def to_text(value: Any) -> str:
   """Writes a flag's value so that its parser reads the same value back."""
   if isinstance(value, bool):

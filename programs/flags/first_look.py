@@ -7,9 +7,9 @@ and FBN are designed. Flags of the command overrule these settings.
 from collections.abc import Mapping, Sequence
 from typing import Optional
 
+from tff_bn.catalog import algorithms
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 from tff_bn.programs.cli.parsed_flags import Source
-from tff_bn.programs.flags import registry
 from tff_bn.programs.plan import axes
 
 # Defaults of the first look that differ from those of other comparisons.
@@ -53,7 +53,7 @@ def algorithm_axis(
   """
   varied = {name for axis in swept for name in axis.flags}
   points = []
-  for name in registry.COMPARED:
+  for name in algorithms.COMPARED:
     own = OF_ALGORITHM.get(name, {})
     if any(flag in varied or flags.is_given(flag) for flag in own):
       own = {}
@@ -83,7 +83,7 @@ def next_step(flags: ParsedFlags) -> Optional[str]:
 
 def explain() -> str:
   """Returns the settings as the help of `--algorithms` shows them."""
-  parts = [f'{", ".join(registry.COMPARED)}, with {_as_flags(FLAGS)}']
+  parts = [f'{", ".join(algorithms.COMPARED)}, with {_as_flags(FLAGS)}']
   for name, texts in OF_ALGORITHM.items():
     parts.append(f'{name} with {_as_flags(texts)}')
   return '; '.join(parts)

@@ -1,6 +1,5 @@
 """The flags of clients that take no part in training."""
 
-from collections.abc import Sequence
 import dataclasses
 from typing import Any, Optional
 
@@ -10,7 +9,6 @@ from tff_bn.data import splits
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli.flag_groups import flag
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
-from tff_bn.programs.flags import registry
 
 _PRIOR = 16.0
 
@@ -65,23 +63,3 @@ def num_training_clients(flags: Any) -> Optional[int]:
   if num_clients is None:
     return None
   return num_clients - len(flags.held_out_clients or ())
-
-
-def check_algorithms(
-    flags: ParsedFlags, algorithms: Sequence[registry.Algorithm]
-) -> None:
-  """Checks that all algorithms have a model for clients that did not train.
-
-  Args:
-    flags: All flags of the program.
-    algorithms: The algorithms.
-
-  Raises:
-    ValueError: If the clients of an algorithm share nothing.
-  """
-  for algorithm in algorithms:
-    if flags.held_out_clients is not None and not algorithm.has_shared_model:
-      raise ValueError(
-          f'{flags.text("held_out_clients")} is impossible with'
-          f' {algorithm.name}: {registry.NOTHING_SHARED} for other clients.'
-      )

@@ -20,11 +20,6 @@ def num_attackers(flags: Any) -> Optional[int]:
   return flags.num_attackers or flags.num_byzantine
 
 
-def falsifies_values(attack: Optional[str]) -> bool:
-  """Whether an attack changes the values that clients send, not their data."""
-  return attack is not None and not rules.ATTACKS[attack].falsifies_labels
-
-
 def trusts_attackers(flags: ParsedFlags, num_clients: int) -> bool:
   """Whether monna trusts one of the attackers, the first clients."""
   number = num_attackers(flags)
@@ -34,13 +29,6 @@ def trusts_attackers(flags: ParsedFlags, num_clients: int) -> bool:
   if position < 0:
     position += num_clients
   return 0 <= position < number
-
-
-def takes_no_weights(flags: Any) -> bool:
-  """Whether the aggregator of the model treats all clients alike."""
-  return flags.model_aggregator != 'mean' or (
-      falsifies_values(flags.attack) and flags.attack_target != 'statistics'
-  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +70,10 @@ class RobustnessFlags(flag_groups.base_class(*rules.OPTIONS)):  # type: ignore[m
     """
     name = getattr(self, f'{target}_aggregator')
     attack = None
-    if falsifies_values(self.attack) and self.attack_target in (target, 'both'):
+    if rules.falsifies_values(self.attack) and self.attack_target in (
+        target,
+        'both',
+    ):
       attack = rules.ATTACKS[self.attack]
     if name is None or (name == 'mean' and attack is None):
       return None

@@ -1,130 +1,15 @@
 """The flags of a run's seed, evaluations, checkpoints and files."""
 
 import dataclasses
-from typing import Optional
 
-from tff_bn.catalog import options
+from tff_bn.catalog import algorithms
 from tff_bn.catalog import parts
 from tff_bn.catalog import value_types
+from tff_bn.catalog.options import OWN_NAME
+from tff_bn.catalog.options import Option
 from tff_bn.programs.cli import flag_groups
-from tff_bn.programs.cli.flag_groups import flag
-from tff_bn.programs.flags import registry
 from tff_bn.programs.runs import run_folder
 from tff_bn.training import names as training_names
-
-
-@dataclasses.dataclass(frozen=True)
-class _Intervals(flag_groups.Flags):
-  """How often a run is evaluated and saved."""
-
-  evaluate_every: int = flag(
-      value_types.POSITIVE_INTEGER,
-      'Number of rounds from one evaluation to the next; the initial and the'
-      ' final model are always evaluated',
-      5,
-  )
-  checkpoint_every: int = flag(
-      value_types.POSITIVE_INTEGER,
-      'Number of rounds from one checkpoint to the next. The same command'
-      ' continues a run that was stopped from its last checkpoint',
-      10,
-  )
-
-
-@dataclasses.dataclass(frozen=True)
-class _ClientModels(flag_groups.Flags):
-  """What is saved of the clients' models."""
-
-  save_client_models: Optional[str] = flag(
-      value_types.Choice(training_names.SAVE_CLIENT_MODELS),
-      lambda: (
-          'Whose own models are saved as Keras files at the end, with'
-          f' {", ".join(registry.users(registry.CLIENT_MODELS))} or'
-          ' --pan_personal_share; tff-bn-evaluate --export_client also does it'
-          ' later:\n' + parts.listing(training_names.SAVE_CLIENT_MODELS)
-      ),
-      'none',
-      # Not in flags.txt, so that runs from before this flag can be continued.
-      convert=lambda choice: None if choice == 'none' else choice,
-      feature=registry.CLIENT_MODELS,
-  )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Seed(flag_groups.Flags):
-  """The seed of a run."""
-
-  seed: int = flag(
-      value_types.SEED,
-      'Decides every random choice: split, initial weights, sampled clients,'
-      ' order of the batches',
-      0,
-      argument=options.OWN_NAME,
-  )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Seeds(flag_groups.Flags):
-  """The seeds of a comparison."""
-
-  seeds: tuple[int, ...] = flag(
-      value_types.List(value_types.SEED),
-      'Seeds, separated by commas. Each algorithm is trained once with each'
-      ' seed; with the same seed all have the same split, initial weights and'
-      ' sampled clients',
-      (0, 1),
-  )
-
-
-# A dataclass has the fields of its last base first.
-@dataclasses.dataclass(frozen=True)
-class RunFlags(_ClientModels, _Intervals, _Seed):
-  """The seed of a run, and how often it is evaluated and saved."""
-
-  TITLE = 'Run'
-
-
-@dataclasses.dataclass(frozen=True)
-class RunsFlags(_ClientModels, _Intervals, _Seeds):
-  """The seeds of a comparison, and how often its runs are evaluated."""
-
-  TITLE = 'Runs'
-
-
-@dataclasses.dataclass(frozen=True)
-class _Verbosity(flag_groups.Flags):
-  """How much is logged."""
-
-  verbosity: int = flag(
-      value_types.Number(int, minimum=-2, maximum=1),
-      'What is printed besides results: -2 errors only, -1 also warnings and'
-      ' the progress, 0 also information, 1 everything, with the tracebacks of'
-      ' errors',
-      -1,
-  )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Output(flag_groups.Flags):
-  """Where the files of a program go that claims its folder."""
-
-  output_dir: str = flag(
-      value_types.TEXT,
-      'Folder for all files. If it holds a run with the same flags, that run is'
-      ' continued (an analysis is repeated); a run with other flags is never'
-      ' touched: the default is then FOLDER-2, FOLDER-3, …',
-  )
-  overwrite: bool = flag(
-      None, 'Removes the run in --output_dir and starts from scratch', False
-  )
-
-
-@dataclasses.dataclass(frozen=True)
-class OutputFlags(_Verbosity, _Output):
-  """Where a run's files go, and what is logged."""
-
-  TITLE = 'Output'
-
 
 # The flag by which the user trusts a run, and its explanation.
 TRUST_RUN = 'trust_run'
@@ -134,42 +19,132 @@ EXPLANATION_OF_TRUST = (
     ' this flag only code of this package is run'
 )
 
+_SEED = Option(
+    'seed',
+    value_types.SEED,
+    'Decides every random choice: split, initial weights, sampled clients,'
+    ' order of the batches',
+    0,
+    argument=OWN_NAME,
+)
+_SEEDS = Option(
+    'seeds',
+    value_types.List(value_types.SEED),
+    'Seeds, separated by commas. Each algorithm is trained once with each seed;'
+    ' with the same seed all have the same split, initial weights and sampled'
+    ' clients',
+    (0, 1),
+)
+_OF_ALL_RUNS = (
+    Option(
+        'evaluate_every',
+        value_types.POSITIVE_INTEGER,
+        'Number of rounds from one evaluation to the next; the initial and the'
+        ' final model are always evaluated',
+        5,
+    ),
+    Option(
+        'checkpoint_every',
+        value_types.POSITIVE_INTEGER,
+        'Number of rounds from one checkpoint to the next. The same command'
+        ' continues a run that was stopped from its last checkpoint',
+        10,
+    ),
+    Option(
+        'save_client_models',
+        value_types.Choice(training_names.SAVE_CLIENT_MODELS),
+        lambda: (
+            'Whose own models are saved as Keras files at the end, with'
+            f' {", ".join(algorithms.users(algorithms.CLIENT_MODELS))} or'
+            ' --pan_personal_share; tff-bn-evaluate --export_client also does'
+            ' it later:\n' + parts.listing(training_names.SAVE_CLIENT_MODELS)
+        ),
+        'none',
+        convert=lambda choice: None if choice == 'none' else choice,
+        feature=algorithms.CLIENT_MODELS,
+    ),
+)
+_VERBOSITY = Option(
+    'verbosity',
+    value_types.Number(int, minimum=-2, maximum=1),
+    'What is printed besides results: -2 errors only, -1 also warnings and the'
+    ' progress, 0 also information, 1 everything, with the tracebacks of'
+    ' errors',
+    -1,
+)
+_OUTPUT = (
+    Option(
+        'output_dir',
+        value_types.TEXT,
+        'Folder for all files. If it holds a run with the same flags, that run'
+        ' is continued (an analysis is repeated); a run with other flags is'
+        ' never touched: the default is then FOLDER-2, FOLDER-3, …',
+    ),
+    Option(
+        'overwrite',
+        value_types.BOOLEAN,
+        'Removes the run in --output_dir and starts from scratch',
+        False,
+    ),
+)
+_EVALUATION = (
+    Option(
+        'run',
+        value_types.TEXT,
+        'Folder of the finished run: the --output_dir of tff-bn-train, or a'
+        ' folder in the runs/ of a comparison',
+        default_text='none, it must be given',
+    ),
+    Option(TRUST_RUN, value_types.BOOLEAN, EXPLANATION_OF_TRUST, False),
+    Option(
+        'reestimate_statistics',
+        value_types.BOOLEAN,
+        'Computes the BN statistics again before the evaluation, by forward'
+        ' passes over training data without its labels: for the whole test set'
+        " over the data of all clients, for a client's test data over the data"
+        ' of this client',
+        False,
+    ),
+    Option(
+        'export_client',
+        value_types.List(value_types.TEXT),
+        'Ids of clients, separated by commas. The program writes the models'
+        ' that these clients use as Keras files in'
+        f' {run_folder.EXPORTED}/, and evaluates nothing',
+        default_text='none',
+    ),
+    Option(
+        'output_dir',
+        value_types.TEXT,
+        f'Folder for {run_folder.EVALUATION} and {run_folder.EXPORTED}/',
+        default_text="the run's",
+    ),
+)
+
 
 @dataclasses.dataclass(frozen=True)
-class _Evaluation(flag_groups.Flags):
-  """Which run is evaluated, and how."""
+class RunFlags(flag_groups.base_class(_SEED, *_OF_ALL_RUNS)):  # type: ignore[misc]
+  """The seed of a run, and how often it is evaluated and saved."""
 
-  run: Optional[str] = flag(
-      value_types.TEXT,
-      'Folder of the finished run: the --output_dir of tff-bn-train, or a'
-      ' folder in the runs/ of a comparison',
-      default_text='none, it must be given',
-  )
-  trust_run: bool = flag(None, EXPLANATION_OF_TRUST, False)
-  reestimate_statistics: bool = flag(
-      None,
-      'Computes the BN statistics again before the evaluation, by forward'
-      ' passes over training data without its labels: for the whole test set'
-      " over the data of all clients, for a client's test data over the data of"
-      ' this client',
-      False,
-  )
-  export_client: Optional[tuple[str, ...]] = flag(
-      value_types.List(value_types.TEXT),
-      'Ids of clients, separated by commas. The program writes the models that'
-      f' these clients use as Keras files in {run_folder.EXPORTED}/, and'
-      ' evaluates nothing',
-      default_text='none',
-  )
-  output_dir: Optional[str] = flag(
-      value_types.TEXT,
-      f'Folder for {run_folder.EVALUATION} and {run_folder.EXPORTED}/',
-      default_text="the run's",
-  )
+  TITLE = 'Run'
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluationFlags(_Verbosity, _Evaluation):
+class RunsFlags(flag_groups.base_class(_SEEDS, *_OF_ALL_RUNS)):  # type: ignore[misc]
+  """The seeds of a comparison, and how often its runs are evaluated."""
+
+  TITLE = 'Runs'
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputFlags(flag_groups.base_class(*_OUTPUT, _VERBOSITY)):  # type: ignore[misc]
+  """Where a run's files go, and what is logged."""
+
+  TITLE = 'Output'
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationFlags(flag_groups.base_class(*_EVALUATION, _VERBOSITY)):  # type: ignore[misc]
   """Which run is evaluated, how, and where the result goes."""
 
   TITLE = 'Evaluation'

@@ -20,6 +20,8 @@ from tff_bn.programs.cli.parsed_flags import ParsedFlags
 
 # More than the workers and the cores of any cluster.
 _COUNT = value_types.Number(int, minimum=1, maximum=10**5)
+# 30 years; Python cannot wait for more than 300.
+_SECONDS = value_types.Number(float, above=0, maximum=10**9)
 RUNTIMES = {
     'in_process': "this program's own TensorFlow, on its CPU or GPUs",
     'ray': 'workers of a Ray cluster, on one or several machines',
@@ -96,13 +98,13 @@ class RuntimeFlags(flag_groups.Flags):
       default_text='1 if the cluster has GPUs, else 0',
   )
   client_timeout: Optional[float] = _ray_flag(
-      flag_groups.SECONDS,
+      _SECONDS,
       'Seconds after which a client is given to a second worker too; the first'
       ' result is used',
       default_text='none',
   )
   worker_timeout: Optional[float] = _ray_flag(
-      flag_groups.SECONDS,
+      _SECONDS,
       'Seconds without any worker after which the program ends; the same'
       ' command continues from the last checkpoint',
       300.0,

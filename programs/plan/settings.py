@@ -3,7 +3,7 @@
 Nothing here imports TensorFlow, so a mistake is reported at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 import dataclasses
 import os
 import sys
@@ -11,7 +11,10 @@ from typing import TypeVar
 
 from absl import flags as absl_flags
 
+from tff_bn.catalog import algorithms as algorithms_lib
+from tff_bn.catalog import local_training
 from tff_bn.catalog import models
+from tff_bn.catalog import rules
 from tff_bn.data import splits
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli import parsers
@@ -20,7 +23,6 @@ from tff_bn.programs.flags import algorithm_flags
 from tff_bn.programs.flags import data_flags
 from tff_bn.programs.flags import held_out_flags
 from tff_bn.programs.flags import model_flags
-from tff_bn.programs.flags import registry
 from tff_bn.programs.flags import robustness_flags
 from tff_bn.programs.flags import run_flags
 from tff_bn.programs.flags import server_flags
@@ -73,9 +75,10 @@ def define_shared_flags(
   )
 
 
-def _algorithms(flags: ParsedFlags) -> Sequence[registry.Algorithm]:
-  names = (flags.algorithm,) if flags.defines('algorithm') else flags.algorithms
-  return [registry.find(name) for name in names]
+def _algorithms(flags: ParsedFlags) -> list[algorithms_lib.Algorithm]:
+  given = getattr(flags, _selector(flags))
+  names = (given,) if flags.defines('algorithm') else given
+  return list(map(algorithms_lib.find, names))
 
 
 def _selector(flags: ParsedFlags) -> str:
@@ -95,6 +98,15 @@ def check(flags: ParsedFlags) -> None:
   Raises:
     ValueError: If flags contradict one another.
   """
+  try:
+    _check(flags)
+  except ValueError as error:
+    # The catalog's errors name options.
+    text = parsers.name_flags(str(error), RunSettings.specs())
+    raise ValueError(text) from error
+
+
+def _check(flags: ParsedFlags) -> None:
   _load_users_code(flags)
   for group in (
       data_flags.DataFlags,
@@ -105,17 +117,12 @@ def check(flags: ParsedFlags) -> None:
     group.check(flags)
   algorithms = _algorithms(flags)
   _check_features(flags, algorithms)
-  algorithm_flags.AlgorithmOptions.check(flags)
+  algorithm_flags.AlgorithmFlags.check(flags)
   training_flags.TrainingFlags.check(flags)
-  _check_model(flags, algorithms)
-  for algorithm in algorithms:
-    _check_needs(flags, algorithm)
-  if any(registry.MEAN in algorithm.flags for algorithm in algorithms):
+  if any(rules.MEAN in algorithm.understood for algorithm in algorithms):
     robustness_flags.RobustnessFlags.check(flags)
     _check_robustness(flags, algorithms)
-  for algorithm in algorithms:
-    _check_correction(flags, algorithm)
-  held_out_flags.check_algorithms(flags, algorithms)
+  _check_needs(flags, algorithms)
   num_clients = held_out_flags.num_training_clients(flags)
   if (
       flags.clients_per_round is not None
@@ -134,7 +141,8 @@ def check(flags: ParsedFlags) -> None:
 
 def _load_users_code(flags: ParsedFlags) -> None:
   """Imports the code of the user that flags name."""
-  for name, option in RunSettings.specs().items():
+  specs = {**algorithm_flags.ComparisonFlags.specs(), **RunSettings.specs()}
+  for name, option in specs.items():
     value = getattr(flags, name) if flags.defines(name) else None
     if value is None or not option.values.names_code(value):
       continue
@@ -149,186 +157,66 @@ def _load_users_code(flags: ParsedFlags) -> None:
 
 def has_client_models(settings: RunSettings) -> bool:
   """Whether the clients of a run have own models."""
-  algorithm = registry.find(settings.algorithm)
-  return registry.CLIENT_MODELS in _understood(settings, algorithm)
+  algorithm = algorithms_lib.find(settings.algorithm)
+  return algorithms_lib.CLIENT_MODELS in _understood(settings, algorithm)
 
 
 def _understood(
-    flags: ParsedFlags | RunSettings, algorithm: registry.Algorithm
-) -> Sequence[str]:
-  """Returns the flags and features that have an effect on an algorithm."""
+    flags: ParsedFlags | RunSettings, algorithm: algorithms_lib.Algorithm
+) -> Collection[str]:
+  """Returns the features and options that have an effect on an algorithm."""
   if models.has_personal_encodings(flags):
-    return (*algorithm.flags, registry.CLIENT_MODELS)
-  return algorithm.flags
+    return algorithm.understood | {algorithms_lib.CLIENT_MODELS}
+  return algorithm.understood
 
 
 def _check_features(
-    flags: ParsedFlags, algorithms: Sequence[registry.Algorithm]
+    flags: ParsedFlags, algorithms: Sequence[algorithms_lib.Algorithm]
 ) -> None:
-  """Checks that some algorithm understands every flag that is given."""
+  """Checks that every flag that is given has an effect on some algorithm."""
   selector = _selector(flags)
+  no_effect = f'has no effect with {flags.text(selector)}'
   for name, spec in sorted(RunSettings.specs().items()):
     if spec.feature is not None and not any(
         spec.feature in _understood(flags, algorithm)
         for algorithm in algorithms
     ):
+      users = ', '.join(algorithms_lib.users(spec.feature))
       flags.refuse_unless_overruled(
-          name,
-          selector,
-          f'has no effect with {flags.text(selector)}; it is for'
-          f' {", ".join(registry.users(spec.feature))}',
+          name, selector, f'{no_effect}; it is for {users}'
       )
+  for name, reason in algorithms[0].ignores.items():
+    if all(name in algorithm.ignores for algorithm in algorithms):
+      flags.refuse_unless_overruled(name, selector, f'{no_effect}, {reason}')
 
 
-def _check_model(
-    flags: ParsedFlags, algorithms: Sequence[registry.Algorithm]
+def _check_needs(
+    flags: ParsedFlags, algorithms: Sequence[algorithms_lib.Algorithm]
 ) -> None:
-  """Checks that every algorithm can train the model."""
-  selected = flags.text(_selector(flags))
-  if flags.precision == 'mixed_float16':
-    impossible = [a.name for a in algorithms if not a.trains_in_float16]
-    if impossible:
-      raise ValueError(
-          f'--precision=mixed_float16 is impossible with {selected}:'
-          f' {", ".join(impossible)} cannot scale the loss, as float16 needs'
-          ' it. Use mixed_bfloat16 or float32.'
-      )
-    if flags.fbn_backward in ('mean', 'running'):
-      raise ValueError(
-          f'--fbn_backward={flags.fbn_backward} is impossible with'
-          ' --precision=mixed_float16, which scales gradients; use'
-          ' mixed_bfloat16 or float32.'
-      )
-  if not any(map(_moves_statistics_by_momentum, algorithms)):
-    flags.refuse_unless_overruled(
-        'batch_norm_momentum',
-        _selector(flags),
-        f'has no effect with {selected}, which has --hbn_statistics_rate',
-    )
-  impossible = [a.name for a in algorithms if not a.trains_personal_models]
-  if impossible and models.has_personal_encodings(flags):
-    possible = [
-        name
-        for name, algorithm in registry.ALGORITHMS.items()
-        if algorithm.trains_personal_models
-    ]
-    raise ValueError(
-        f'--pan_personal_share={flags.pan_personal_share:g} is impossible with'
-        f' {selected}: {", ".join(impossible)} cannot give clients personal'
-        f' encodings. Use 0, or {", ".join(possible)}.'
-    )
-
-
-def _moves_statistics_by_momentum(algorithm: registry.Algorithm) -> bool:
-  """Whether the momentum of the BN layers has an effect."""
-  return algorithm.batch_norm != 'hybrid'
-
-
-def _check_needs(flags: ParsedFlags, algorithm: registry.Algorithm) -> None:
-  """Checks what an algorithm needs of the other flags."""
-  if algorithm.batch_norm is not None and flags.normalization == 'batch_renorm':
-    raise ValueError(
-        f'--normalization=batch_renorm is impossible with {algorithm.name},'
-        ' which has its own batch normalization layers; use'
-        ' --normalization=batch.'
-    )
-  if algorithm.first_phase is not None:
-    num_rounds = getattr(flags, algorithm.first_phase)
-    if num_rounds is None and flags.rounds == 1:
-      raise ValueError(
-          f'--rounds=1 is too few for {algorithm.name}, which fixes the BN'
-          ' statistics after some rounds; use at least 2.'
-      )
-    if num_rounds is not None and num_rounds >= flags.rounds:
-      raise ValueError(
-          f'--{algorithm.first_phase}={num_rounds} leaves no round in which the'
-          f' BN statistics of {algorithm.name} are fixed; it must be less than'
-          f' --rounds={flags.rounds}.'
-      )
-  if algorithm.local_steps not in (None, flags.local_steps):
-    raise ValueError(
-        f'{algorithm.name} needs --local_steps={algorithm.local_steps}, but got'
-        f' {training_flags.describe_local_training(flags)}.'
-    )
-  if algorithm.needs_same_units and flags.shuffle_times:
-    raise ValueError(
-        f'--shuffle_times={flags.shuffle_times:g} is impossible with'
-        f' {algorithm.name}, which needs the gradients of all clients for the'
-        ' same units; use 0.'
-    )
-  if algorithm.needs_sgd and flags.client_optimizer != 'sgd':
-    raise ValueError(
-        f'{flags.text("client_optimizer")} is impossible with {algorithm.name},'
-        ' whose steps are steps of SGD with the mean gradient; use sgd.'
-    )
-  if 'dsgd_momentum' in algorithm.flags and flags.dsgd_momentum is not None:
-    _check_dsgd_momentum(flags, algorithm)
-
-
-def _check_dsgd_momentum(
-    flags: ParsedFlags, algorithm: registry.Algorithm
-) -> None:
-  """Checks the flags that the momentum of DSGD's clients excludes."""
-  momentum = flags.text('dsgd_momentum')
-  if flags.client_momentum:
-    reason = 'the first is the momentum of each client, the second of the mean'
-    if algorithm.trains_on_union:
-      reason = 'the first is an average, the second a sum'
-    raise ValueError(
-        f'{momentum} and --client_momentum={flags.client_momentum:g} exclude'
-        f' each other with {algorithm.name}: {reason} of the gradients. Give'
-        ' one of them.'
-    )
-  if 'fbn_backward' in algorithm.flags and flags.fbn_backward != 'none':
-    raise ValueError(
-        f'{momentum} and --fbn_backward={flags.fbn_backward} exclude each other'
-        f' with {algorithm.name}, which computes the averages of the backward'
-        ' pass from the gradients that clients send; with the first, they send'
-        ' momentums. --client_momentum is possible.'
-    )
-
-
-def _check_correction(
-    flags: ParsedFlags, algorithm: registry.Algorithm
-) -> None:
-  """Checks what a correction of the clients' drift needs of other flags."""
-  correction = algorithm.correction
-  if correction is None:
-    return
-  if 'fbn_backward' in algorithm.flags and flags.fbn_backward != 'none':
-    raise ValueError(
-        f'--fbn_backward={flags.fbn_backward} is impossible with'
-        f" {algorithm.name}: both correct the gradients of the clients' steps."
-    )
-  if correction.needs_plain_sgd:
-    reason = (
-        f'is impossible with {algorithm.name}, which computes the mean gradient'
-        ' of a client from the change by its steps of plain SGD'
-    )
-    if flags.client_optimizer != 'sgd':
-      raise ValueError(f'{flags.text("client_optimizer")} {reason}; use sgd.')
-    if flags.client_momentum:
-      raise ValueError(
-          f'--client_momentum={flags.client_momentum:g} {reason}; use 0.'
-      )
-  if not correction.keeps_weights and robustness_flags.takes_no_weights(flags):
-    raise ValueError(
-        f'--model_aggregator={flags.model_aggregator}'
-        + (f' with --attack={flags.attack}' if flags.attack else '')
-        + f' is impossible with {algorithm.name}, which weights the clients by'
-        ' their losses.'
-    )
+  """Checks what the algorithms need of the flags."""
+  unmet: dict[algorithms_lib.Need, list[str]] = {}
+  texts: dict[algorithms_lib.Need, str] = {}
+  for algorithm in algorithms:
+    options = _resolve(flags, algorithm, 0)
+    algorithm.check(options)
+    for need in algorithm.needs:
+      if not need.holds(options):
+        unmet.setdefault(need, []).append(algorithm.name)
+        texts.setdefault(need, need.describe(algorithm.name, options))
+  for need, (_, *others) in unmet.items():
+    same = f' The same holds for {", ".join(others)}.' if others else ''
+    raise ValueError(texts[need] + same)
 
 
 def _check_robustness(
-    flags: ParsedFlags, algorithms: Sequence[registry.Algorithm]
+    flags: ParsedFlags, algorithms: Sequence[algorithms_lib.Algorithm]
 ) -> None:
   """Checks the rules and the attack against the rest of the flags."""
   num_attackers = robustness_flags.num_attackers(flags)
   if (
-      robustness_flags.falsifies_values(flags.attack)
+      rules.falsifies_values(flags.attack)
       and flags.attack_target == 'statistics'
-      and not any('statistics_aggregator' in a.flags for a in algorithms)
+      and not any(a.has('statistics_aggregator') for a in algorithms)
   ):
     raise ValueError(
         '--attack_target=statistics has no effect with'
@@ -357,16 +245,12 @@ def _check_robustness(
           f' {num_attackers} of {num_clients} clients of a round, which are the'
           ' attackers; trust a later one.'
       )
-  if (
-      flags.client_weighting == 'num_examples'
-      and robustness_flags.takes_no_weights(flags)
-  ):
-    raise ValueError(
-        '--client_weighting=num_examples is impossible with'
-        f' --model_aggregator={flags.model_aggregator}'
-        + (f' and --attack={flags.attack}' if flags.attack else '')
-        + ', which takes no weights; use uniform.'
-    )
+  attack = f' and --attack={flags.attack}' if flags.attack else ''
+  local_training.check_weighting(
+      flags.client_weighting,
+      f'--model_aggregator={flags.model_aggregator}{attack}',
+      not rules.takes_no_weights(flags),
+  )
 
 
 def resolve(flags: ParsedFlags, algorithm: str, seed: int) -> RunSettings:
@@ -383,27 +267,31 @@ def resolve(flags: ParsedFlags, algorithm: str, seed: int) -> RunSettings:
   Raises:
     ValueError: If `flags.txt` could not hold the value of a flag.
   """
-  entry = registry.find(algorithm)
-  understood = _understood(flags, entry)
+  settings = _resolve(flags, algorithms_lib.find(algorithm), seed)
+  _check_lines(settings)
+  return settings
+
+
+def _resolve(
+    flags: ParsedFlags, algorithm: algorithms_lib.Algorithm, seed: int
+) -> RunSettings:
+  understood = _understood(flags, algorithm)
   without_effect = [
       name
       for name, spec in RunSettings.specs().items()
-      if spec.feature is not None and spec.feature not in understood
+      if name in algorithm.ignores
+      or (spec.feature is not None and spec.feature not in understood)
   ]
-  if not _moves_statistics_by_momentum(entry):
-    without_effect.append('batch_norm_momentum')
   known = {}
-  if entry.client_weighting is not None and flags.client_weighting is None:
-    known['client_weighting'] = entry.client_weighting
-  settings = RunSettings.read(
+  if algorithm.client_weighting is not None and flags.client_weighting is None:
+    known['client_weighting'] = algorithm.client_weighting
+  return RunSettings.read(
       flags.without(without_effect),
       understood,
-      algorithm=algorithm,
+      algorithm=algorithm.name,
       seed=seed,
       **known,
   )
-  _check_lines(settings)
-  return settings
 
 
 def _check_lines(settings: RunSettings) -> None:

@@ -2,6 +2,7 @@
 
 from absl import flags as absl_flags
 
+from tff_bn.catalog import algorithms
 from tff_bn.catalog import value_types
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli import flag_names
@@ -114,10 +115,12 @@ def swept_axes(flags: ParsedFlags) -> list[axes.Axis]:
 
 def algorithm_axis(flags: ParsedFlags) -> axes.Axis:
   """Returns the axis of `--algorithms`."""
+  labels = algorithms.labels(flags.algorithms)
   return axes.Axis(
       axes.ALGORITHM,
       tuple(
-          axes.Point(name, {axes.ALGORITHM: name}) for name in flags.algorithms
+          axes.Point(label, {axes.ALGORITHM: name})
+          for name, label in labels.items()
       ),
   )
 

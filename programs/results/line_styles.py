@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Optional
 
-from tff_bn.programs.flags import registry
+from tff_bn.catalog import algorithms as algorithms_lib
 
 # Okabe and Ito's colors, which color-blind people can distinguish; without
 # their yellow, which is too light for lines on white.
@@ -68,13 +68,15 @@ def of_algorithm(name: str) -> Optional[dict[str, str]]:
     Arguments of `plot`; `None` if there is no such algorithm.
   """
   base, _, correction = name.partition('+')
-  if base == registry.DEFAULT and correction:
+  if base == algorithms_lib.DEFAULT and correction:
     base, correction = correction, ''
-  if base not in _ALGORITHM_COLORS:
+  if base not in _ALGORITHM_COLORS or (
+      correction and correction not in algorithms_lib.CORRECTIONS
+  ):
     return None
   dashes = list(_ALGORITHM_COLORS).index(base)
   if correction:
-    dashes += 1 + list(registry.CORRECTIONS).index(correction)
+    dashes += 1 + list(algorithms_lib.CORRECTIONS).index(correction)
   return dict(
       color=_ALGORITHM_COLORS[base], linestyle=DASHES[dashes % len(DASHES)]
   )

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 import math
 import statistics
+import types
 
-from tff_bn.programs.flags import registry
+from tff_bn.catalog import algorithms
 from tff_bn.programs.results import report
 
 _REFERENCE = 'centralized'
@@ -19,6 +20,7 @@ def describe(
     results: Sequence[report.Result],
     varied: Sequence[str],
     flags: Sequence[str] = (),
+    names: Mapping[str, str] = types.MappingProxyType({}),
 ) -> list[str]:
   """Describes each row of a table of algorithms.
 
@@ -26,6 +28,8 @@ def describe(
     results: Rows of results.csv.
     varied: The names of the table's labels.
     flags: The names of further flags in which the rows can differ.
+    names: The names that `--algorithm` takes by the labels of the rows, where
+      they differ.
 
   Returns:
     For each algorithm, what it does with batch normalization and against the
@@ -48,7 +52,7 @@ def describe(
   for (name,), (first, *_) in groups.items():
     own = [f'--{flag}={first[flag]}' for flag in flags if first.get(flag)]
     settings = f', with {" ".join(own)}' if own else ''
-    algorithm = registry.find(name)
+    algorithm = algorithms.find(names.get(name, name))
     what = algorithm.description
     if algorithm.correction is not None:
       what += f'; {algorithm.correction.description}'

@@ -6,6 +6,7 @@ import types
 
 from absl import flags as absl_flags
 
+from tff_bn.catalog import algorithms
 from tff_bn.common import spelling
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
@@ -142,9 +143,10 @@ def runs_of(
         f'{path} has no --algorithms, so the runs of the comparison are not'
         f' known; choose one of the runs in {folder / run_folder.RUNS}.'
     )
+  labels = algorithms.labels(texts['algorithms'].split(','))
   runs = {
-      folder / run_folder.RUNS / f'{algorithm}-seed{seed}': algorithm
-      for algorithm in texts['algorithms'].split(',')
+      folder / run_folder.RUNS / f'{label}-seed{seed}': algorithm
+      for algorithm, label in labels.items()
       for seed in texts['seeds'].split(',')
   }
   for run in runs:

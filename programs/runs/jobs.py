@@ -17,13 +17,13 @@ from absl import logging
 
 from tff_bn import data as tff_bn_data
 from tff_bn import training
+from tff_bn.catalog import algorithms
 from tff_bn.catalog import datasets
 from tff_bn.common import progress
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes import stateful_process
 from tff_bn.programs.flags import data_flags
 from tff_bn.programs.flags import model_flags
-from tff_bn.programs.flags import registry
 from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.runs import run_building
 from tff_bn.programs.runs import run_data
@@ -137,7 +137,7 @@ class Builder:
     start = time.monotonic()
     split = self._split_of(settings)
     flags = settings.part(model_flags.ModelFlags)
-    batch_norm = registry.find(settings.algorithm).batch_norm
+    batch_norm = algorithms.find(settings.algorithm).batch_norm
     with progress.saying(
         f'Building the model {settings.model} and tracing {settings.algorithm}'
     ):
@@ -241,7 +241,7 @@ def _without_split(
   changes: dict[str, Any] = {
       name: None for name in data_flags.DataFlags.specs() if name not in kept
   }
-  return dataclasses.replace(settings, seed=0, **changes)
+  return settings.replaced(seed=0, **changes)
 
 
 def describe_data(
@@ -370,7 +370,7 @@ def _train(
         job.data,
         run_building.training_config(job.settings),
         job.folder,
-        train_on_union=registry.find(job.settings.algorithm).trains_on_union,
+        train_on_union=algorithms.find(job.settings.algorithm).trains_on_union,
         settings=job.settings.to_flags(),
         metrics_hook=metrics_hook,
     )
@@ -384,7 +384,7 @@ def warn_of_small_clients(job: Job) -> None:
   """
   settings = job.settings
   sizes = sorted(map(len, job.data.train_indices.values()))
-  if registry.find(settings.algorithm).trains_on_union:
+  if algorithms.find(settings.algorithm).trains_on_union:
     # The smallest union of the clients of a round.
     sizes = [sum(sizes[: settings.clients_per_round])]
   small = [size for size in sizes if size < settings.batch_size]
@@ -426,7 +426,7 @@ def warn_of_kept_statistics(job: Job) -> None:
       job.model,
       job.data,
       run_building.training_config(job.settings),
-      train_on_union=registry.find(job.settings.algorithm).trains_on_union,
+      train_on_union=algorithms.find(job.settings.algorithm).trains_on_union,
   )
   if kept is not None and kept.is_much:
     logging.warning(

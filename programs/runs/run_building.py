@@ -20,6 +20,7 @@ from tff_bn import algorithms
 from tff_bn import data as tff_bn_data
 from tff_bn import runtime
 from tff_bn import training
+from tff_bn.catalog import algorithms as algorithms_lib
 from tff_bn.common import cores
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
@@ -27,7 +28,6 @@ from tff_bn.processes import personal_phases
 from tff_bn.processes import stateful_process
 from tff_bn.programs.flags import algorithm_flags
 from tff_bn.programs.flags import held_out_flags
-from tff_bn.programs.flags import registry
 from tff_bn.programs.flags import run_flags
 from tff_bn.programs.flags import server_flags
 from tff_bn.programs.flags import training_flags
@@ -75,7 +75,7 @@ def _build_model(
     num_classes: int,
 ) -> BatchNormModel:
   keras_model_fn = settings.build_model_fn(input_shape, num_classes)
-  batch_norm = registry.find(settings.algorithm).batch_norm
+  batch_norm = algorithms_lib.find(settings.algorithm).batch_norm
   if batch_norm is not None:
     keras_model_fn = functools.partial(
         _converted, settings, keras_model_fn, batch_norm
@@ -189,10 +189,9 @@ def build_process(
   Raises:
     ValueError: If the algorithm can't train this model.
   """
-  algorithm = registry.find(settings.algorithm)
-  # Builders have no argument for what their algorithm lacks.
+  algorithm = algorithms_lib.find(settings.algorithm)
+  # A builder has arguments only for the features of its algorithm.
   choices = {
-      'client_weighting': settings.client_weighting,
       'server_optimizer': settings.build_server_optimizer(),
       'statistics_aggregator': _statistics_aggregator(settings, num_clients),
       'num_clients': num_clients if algorithm.needs_num_clients else None,
@@ -200,7 +199,7 @@ def build_process(
   arguments = {
       **_local_training_arguments(settings, algorithm),
       **settings.arguments(
-          algorithm_flags.AlgorithmOptions, server_flags.ServerFlags
+          algorithm_flags.AlgorithmFlags, server_flags.ServerFlags
       ),
       **{name: value for name, value in choices.items() if value is not None},
   }
@@ -255,24 +254,25 @@ def build_local_training(
   Returns:
     The process, see `tff_bn.algorithms.build_single`.
   """
-  settings = dataclasses.replace(
-      settings, shuffle_times=None, shuffle_probability=None
+  settings = settings.replaced(
+      client_weighting=None, shuffle_times=None, shuffle_probability=None
   )
+  algorithm = algorithms_lib.find(settings.algorithm)
   return algorithms.build_single(
       model,
       settings.build_client_optimizer(),
-      **_local_training_arguments(settings, registry.find(settings.algorithm)),
+      **_local_training_arguments(settings, algorithm),
   )
 
 
 def _local_training_arguments(
-    settings: settings_lib.RunSettings, algorithm: registry.Algorithm
+    settings: settings_lib.RunSettings, algorithm: algorithms_lib.Algorithm
 ) -> dict[str, Any]:
   """Returns the arguments that the builders of all algorithms take."""
   later_rates = []
   if algorithm.later_rate is not None and algorithm.first_phase is not None:
-    num_rounds = getattr(settings, algorithm.first_phase)
-    factor = getattr(settings, algorithm.later_rate)
+    num_rounds = getattr(settings, algorithm.first_phase.name)
+    factor = getattr(settings, algorithm.later_rate.name)
     later_rates.append(((num_rounds + 1, factor),))
   # The clients' datasets are as long as --local_steps or --local_epochs says,
   # so that the process goes through them once. With one local step, some
@@ -308,7 +308,7 @@ def divide_cores(runs: Sequence[settings_lib.RunSettings]) -> None:
       clients' data counts as one client.
   """
   numbers = [
-      1 if registry.find(run.algorithm).trains_on_union
+      1 if algorithms_lib.find(run.algorithm).trains_on_union
       # The data decides how many clients there are, usually many.
       else run.clients_per_round
       or held_out_flags.num_training_clients(run)

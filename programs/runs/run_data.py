@@ -8,8 +8,8 @@ import dataclasses
 from typing import NamedTuple, Optional
 
 from tff_bn import data as tff_bn_data
+from tff_bn.catalog import rules
 from tff_bn.programs.flags import data_flags
-from tff_bn.programs.flags import robustness_flags
 from tff_bn.programs.plan import settings as settings_lib
 
 
@@ -48,9 +48,8 @@ class DataRecipe:
   @classmethod
   def of(cls, settings: settings_lib.RunSettings) -> 'DataRecipe':
     """Returns the recipe of the data of a run."""
-    flips_labels = (
-        settings.attack is not None
-        and not robustness_flags.falsifies_values(settings.attack)
+    flips_labels = settings.attack is not None and not rules.falsifies_values(
+        settings.attack
     )
     return cls(
         settings.part(data_flags.DataFlags),

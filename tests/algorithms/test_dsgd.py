@@ -140,7 +140,7 @@ def test_a_rule_sees_gradients(toy):
 )
 def test_options_of_other_algorithms_are_refused(toy, options):
   (name,) = options
-  with pytest.raises(ValueError, match=f'{name} must'):
+  with pytest.raises(ValueError, match=f'{name}.* must'):
     algorithms.build_dsgd(toy.model(), _SGD(0.1), **options)
 
 
@@ -347,7 +347,7 @@ def test_equals_centralized_training_with_the_same_momentum(toy):
 
 @pytest.mark.parametrize('momentum', [1.0, -0.1, float('nan')])
 def test_momentum_of_centralized_training_is_checked(toy, momentum):
-  with pytest.raises(ValueError, match='momentum must be at least 0 and less'):
+  with pytest.raises(ValueError, match='momentum=.* at least 0 and less'):
     algorithms.build_centralized(toy.model(), _SGD(0.1), momentum=momentum)
 
 

@@ -586,7 +586,9 @@ def test_images_in_float32(toy_images, local_steps):
 
 def test_wrong_arguments(toy):
   model = toy.model()
-  with pytest.raises(ValueError, match="backward='both' must be one of 'none'"):
+  with pytest.raises(
+      ValueError, match="backward='both' must be one of none, mean"
+  ):
     _build(model, 'both')
   with pytest.raises(ValueError, match="backward='mean' and FedProx both"):
     _build(model, 'mean', drift_correction=algorithms.FedProx(0.1))

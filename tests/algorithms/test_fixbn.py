@@ -64,7 +64,9 @@ def test_first_fedavg_then_training_with_fixed_statistics(toy):
 
 @pytest.mark.parametrize('fixbn_rounds', [0, -1, 1.5, '2', None])
 def test_a_wrong_number_of_rounds_is_refused(toy, fixbn_rounds):
-  with pytest.raises(ValueError, match='fixbn_rounds=.* at least 1'):
+  with pytest.raises(
+      (TypeError, ValueError), match='fixbn_rounds.* whole number, at least 1'
+  ):
     algorithms.build_fixbn(toy.model(), _SGD(0.1), fixbn_rounds=fixbn_rounds)
 
 

@@ -42,12 +42,9 @@ def test_misspelt_argument(toy, name):
     ('options', 'error', 'message'),
     [
         (dict(local_steps=2, local_epochs=2), ValueError, 'exclude each other'),
-        (
-            dict(local_steps=True),
-            ValueError,
-            'local_steps=True must be a whole',
-        ),
-        (dict(local_steps='2'), ValueError, "local_steps='2' must be a whole"),
+        (dict(local_steps=True), TypeError, 'whole number, .* but is True'),
+        (dict(local_steps='2'), TypeError, 'local_steps must be a whole'),
+        (dict(jit_compile=1), TypeError, 'jit_compile must be True or False'),
         (dict(client_weight_decay='0.1'), TypeError, "but is '0.1'"),
         (dict(client_gradient_clip_norm='1'), TypeError, 'clip_norm must be a'),
         (
@@ -87,7 +84,7 @@ def test_options(toy, options, error, message):
 def test_texts_in_place_of_numbers(toy, name, options):
   builder = getattr(algorithms, name)
   assert options.keys() <= inspect.signature(builder).parameters.keys()
-  with pytest.raises(TypeError, match="must be a number, but is '1'"):
+  with pytest.raises(TypeError, match="must be a number, .* but is '1'"):
     builder(toy.model_for(name), _SGD, **options)
 
 

@@ -334,7 +334,10 @@ def test_models_that_are_refused(keras_model_fn, message):
             dict(shuffle_times=3.5, local_steps=3),
             'shuffle_times=3.5 must be at most local_steps=3',
         ),
-        (dict(shuffle_probability=1.5), 'shuffle_probability=1.5 must be betw'),
+        (
+            dict(shuffle_probability=1.5),
+            'shuffle_probability=1.5 must be a num',
+        ),
         (dict(shuffle_probability=-0.5), 'shuffle_probability=-0.5 must be'),
     ],
 )

@@ -6,7 +6,6 @@ CONTRIBUTING.md and docs/extending.md explain the same examples.
 
 import dataclasses
 import pathlib
-from typing import Optional
 
 import catalog_tables
 import csv_rows
@@ -16,6 +15,7 @@ import tensorflow as tf
 
 from tff_bn import algorithms
 from tff_bn.aggregators import robust_rule
+from tff_bn.catalog import algorithms as catalog
 from tff_bn.catalog import columns
 from tff_bn.catalog import options
 from tff_bn.catalog import value_types
@@ -23,7 +23,7 @@ from tff_bn.papers import analyze
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.cli import flag_groups
-from tff_bn.programs.flags import registry
+from tff_bn.programs.flags import algorithm_flags
 from tff_bn.programs.flags import run_flags
 from tff_bn.programs.flags import training_flags
 from tff_bn.programs.plan import settings
@@ -40,18 +40,39 @@ class Midrange(robust_rule.CheckedRule):
     return (largest + smallest) / 2, state
 
 
-@dataclasses.dataclass(frozen=True)
-class _TrainingFlags(training_flags.TrainingFlags):
-  client_dropout: Optional[float] = flag_groups.flag(
-      value_types.SHARE,
-      'Share of the inputs that clients drop',
-      default_text='none',
-      argument=options.OWN_NAME,
-  )
+_CLIENT_DROPOUT = options.Option(
+    'client_dropout',
+    value_types.SHARE,
+    'Share of the inputs that clients drop',
+    default_text='none',
+    argument=options.OWN_NAME,
+)
+_NEW_STRENGTH = options.Option(
+    'new_strength',
+    value_types.POSITIVE,
+    'Strength of fed_new',
+    1.0,
+    argument='strength',
+    feature=options.OWN_NAME,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class _RunSettings(_TrainingFlags, settings.RunSettings):
+class _TrainingFlags(
+    flag_groups.base_class(_CLIENT_DROPOUT), training_flags.TrainingFlags
+):
+  pass
+
+
+@dataclasses.dataclass(frozen=True)
+class _AlgorithmFlags(
+    flag_groups.base_class(_NEW_STRENGTH), algorithm_flags.AlgorithmFlags
+):
+  pass
+
+
+@dataclasses.dataclass(frozen=True)
+class _RunSettings(_TrainingFlags, _AlgorithmFlags, settings.RunSettings):
   pass
 
 
@@ -81,10 +102,10 @@ _NAMES = ['--algorithm=fed_new']
 
 
 def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
-  dropout = []
+  given = []
 
-  def build(model, client_optimizer, *, client_dropout=None, **more):
-    dropout.append(client_dropout)
+  def build(model, client_optimizer, *, strength, client_dropout=None, **more):
+    given.append((strength, client_dropout))
     assert type(more['model_aggregator']) is Midrange
     return algorithms.build_fed_avg(model, client_optimizer, **more)
 
@@ -100,18 +121,20 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
       f'--output_dir={tmp_path / "run"}',
   ]
   with monkeypatch.context() as added:
-    added.setattr(algorithms, 'build_fed_new', build, raising=False)
+    fedavg = catalog.ALGORITHMS['fedavg']
     added.setitem(
-        registry.ALGORITHMS,
+        catalog.ALGORITHMS._entries,
         'fed_new',
-        registry.Algorithm(
-            name='fed_new',
-            description='a new algorithm',
-            builder_name='build_fed_new',
-            flags=registry.ALGORITHMS['fedavg'].flags,
+        catalog.Algorithm(
+            'fed_new',
+            'a new algorithm',
+            build,
+            (*fedavg.options, _NEW_STRENGTH),
+            features=fedavg.features,
         ),
     )
     added.setattr(training_flags, 'TrainingFlags', _TrainingFlags)
+    added.setattr(algorithm_flags, 'AlgorithmFlags', _AlgorithmFlags)
     added.setattr(settings, 'RunSettings', _RunSettings)
     added.setattr(
         run_building,
@@ -135,8 +158,13 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
     assert 'fed_new: a new algorithm' in help_text
     assert '--client_dropout\n      Share of the inputs' in help_text
 
+    assert '--new_strength\n      Strength of fed_new (default: 1)' in help_text
+
     assert train.run(arguments) == command_line.OK
-    assert dropout == [0.25]
+    assert given == [(1.0, 0.25)]
+    wrong = [*arguments, '--algorithm=fedavg', '--new_strength=2']
+    assert train.run(wrong) == command_line.USAGE_ERROR
+    assert '; it is for fed_new.' in capsys.readouterr().err.replace('\n', ' ')
     assert '--client_dropout=0.25\n' in (
         tmp_path / 'run' / 'flags.txt'
     ).read_text(encoding='utf-8')

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
+from tff_bn.catalog import algorithms
 from tff_bn.clients.local_training import LocalTrainingWork
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import optimizers
@@ -69,10 +70,10 @@ def build_centralized(
   if drift_correction is not None:
     raise ValueError(
         f"drift_correction={type(drift_correction).__name__} can't be combined"
-        ' with centralized training: there is one model, so there are no'
-        ' clients that drift apart.'
+        f' with centralized training: {algorithms.ONE_MODEL}.'
     )
   if momentum is not None:
+    algorithms.DSGD_MOMENTUM.check(momentum)
     client_optimizer = optimizers.AveragedGradients(client_optimizer, momentum)
   options_lib.check_names(LocalTrainingOptions, options)
   weights = SharedWeights(model, FEDAVG)

@@ -16,6 +16,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.algorithms import fed_avg
+from tff_bn.catalog import algorithms
+from tff_bn.catalog import options as options_lib
 from tff_bn.clients import drift_correction
 from tff_bn.clients.drift_correction import State
 from tff_bn.clients.drift_correction import Tensors
@@ -120,8 +122,7 @@ def build_dsgd(
       )
   if options.pop('drift_correction', None) is not None:
     raise ValueError(
-        'drift_correction has no effect in DSGD: clients make one step in a'
-        ' round, from the same model, so they do not drift apart.'
+        f'drift_correction has no effect in DSGD: {algorithms.ONE_STEP}.'
     )
   requirements.check_model(model)
   requirements.check_no_shuffles('DSGD', options)
@@ -210,7 +211,7 @@ class _ClientMomentum(drift_correction.DriftCorrection):
   momentum: float
 
   def __post_init__(self):
-    optimizers.check_averaging_momentum(self.momentum)
+    options_lib.check_fields(self, algorithms.OPTIONS)
 
   def bind(
       self,

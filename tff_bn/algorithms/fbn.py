@@ -16,6 +16,7 @@ from typing_extensions import Unpack
 
 from tff_bn.aggregators import moments_factories
 from tff_bn.aggregators import robust_rule
+from tff_bn.catalog import algorithms
 from tff_bn.clients import backward_statistics
 from tff_bn.clients.client_work import Moves
 from tff_bn.clients.drift_correction import BoundCorrection
@@ -23,7 +24,6 @@ from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_training import LocalTrainingWork
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.clients.moments_collector import MomentsCollector
-from tff_bn.common import checks
 from tff_bn.common import optimizers
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model import mixed_precision
@@ -220,15 +220,9 @@ def _backward_statistics(
     options: Options,
 ) -> backward_statistics.BackwardStatistics:
   """Returns the drift correction that corrects the layers' gradients."""
-  if backward not in backward_statistics.KINDS:
-    kinds = ', '.join(map(repr, ('none', *backward_statistics.KINDS)))
-    raise ValueError(f'backward={backward!r} must be one of {kinds}.')
+  algorithms.FBN_BACKWARD.check(backward)
   if restart is not None:
-    checks.check_number('backward_restart', restart)
-    if not restart > 1:
-      raise ValueError(
-          f'backward_restart={restart} must be greater than 1, or None.'
-      )
+    algorithms.FBN_BACKWARD_RESTART.check(restart)
   other = options.get('drift_correction')
   if other is not None:
     raise ValueError(

@@ -15,6 +15,8 @@ import tensorflow_federated as tff
 from tff_bn.aggregators import loss_weighted
 from tff_bn.algorithms import fed_avg
 from tff_bn.algorithms import fed_prox
+from tff_bn.catalog import algorithms
+from tff_bn.catalog import options as options_lib
 from tff_bn.clients import drift_correction
 from tff_bn.clients.drift_correction import State
 from tff_bn.clients.drift_correction import Tensors
@@ -108,12 +110,7 @@ class FedBs(drift_correction.DriftCorrection):
   proximal_strength: float
 
   def __post_init__(self):
-    checks.check_number('epsilon', self.epsilon)
-    if not 0 < self.epsilon < float('inf'):
-      raise ValueError(
-          f'epsilon={self.epsilon} must be a number greater than 0.'
-      )
-    fed_prox.check_proximal_strength(self.proximal_strength)
+    options_lib.check_fields(self, algorithms.OPTIONS)
 
   def bind(
       self,

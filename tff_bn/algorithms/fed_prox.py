@@ -16,10 +16,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.algorithms import fed_avg
+from tff_bn.catalog import algorithms
+from tff_bn.catalog import options as options_lib
 from tff_bn.clients import drift_correction
 from tff_bn.clients.drift_correction import State
 from tff_bn.clients.drift_correction import Tensors
-from tff_bn.common import checks
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.processes import averaging
@@ -79,7 +80,7 @@ class FedProx(drift_correction.DriftCorrection):
   proximal_strength: float
 
   def __post_init__(self):
-    check_proximal_strength(self.proximal_strength)
+    options_lib.check_fields(self, algorithms.OPTIONS)
 
   def bind(
       self,
@@ -90,15 +91,6 @@ class FedProx(drift_correction.DriftCorrection):
     """See the base class."""
     del client_optimizer
     return ProximalTerm(model, weights, self.proximal_strength)
-
-
-def check_proximal_strength(proximal_strength: float) -> None:
-  """Raises a `ValueError` if the strength is not allowed."""
-  checks.check_number('proximal_strength', proximal_strength)
-  if not 0 <= proximal_strength < float('inf'):
-    raise ValueError(
-        f'proximal_strength={proximal_strength} must be a number, at least 0.'
-    )
 
 
 class ProximalTerm(drift_correction.BoundCorrection):

@@ -15,15 +15,15 @@ A client sends only statistics, sums of gradients of scale and shift, and, at
 the end of the round, its model.
 """
 
-from collections.abc import Sequence
 import functools
 
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
 from tff_bn.algorithms import fed_prox
+from tff_bn.catalog import algorithms
+from tff_bn.catalog import value_types
 from tff_bn.clients.local_training import FixedStatisticsWork
-from tff_bn.common import checks
 from tff_bn.fedtan import model_checks
 from tff_bn.fedtan import work
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -33,6 +33,8 @@ from tff_bn.processes import requirements
 from tff_bn.processes.options import Options
 
 __all__ = ['build_fedtan', 'build_fedtan_ii']
+
+_SYNCHRONIZE = value_types.Choice(('forward_and_backward', 'forward'))
 
 
 def build_fedtan(
@@ -107,8 +109,8 @@ def build_fedtan(
       wrapper, has personal position encodings, or computes in float16. The
       message names the layer.
   """
-  _check_choice('synchronize', synchronize, ('forward_and_backward', 'forward'))
-  _check_choice('moments', moments, ('two_pass', 'fused'))
+  _SYNCHRONIZE.check('synchronize', synchronize)
+  algorithms.MOMENTS.check(moments)
   requirements.check_all_shared(
       'FedTAN',
       model,
@@ -121,10 +123,8 @@ def build_fedtan(
   if not isinstance(correction, (fed_prox.FedProx, type(None))):
     raise ValueError(
         f"drift_correction={type(correction).__name__} can't be combined with"
-        ' FedTAN, whose first step uses the gradient of the mean loss of all'
-        ' clients: a correction that changes losses, gradients or weights of'
-        ' single clients would undo that. Only FedProx can, because its term is'
-        ' 0 in the first step.'
+        f' FedTAN: {algorithms.FIRST_STEP}. Only FedProx can, because its term'
+        ' is 0 in the first step.'
     )
   return averaging.build_shared(
       model,
@@ -169,7 +169,7 @@ def build_fedtan_ii(
     TypeError: See `build_fedtan`.
     ValueError: See `build_fedtan`; or if `sync_rounds` is less than 1.
   """
-  checks.check_whole_number('sync_rounds', sync_rounds)
+  algorithms.SYNC_ROUNDS.check(sync_rounds)
   fedtan = build_fedtan(
       model,
       client_optimizer,
@@ -186,10 +186,3 @@ def build_fedtan_ii(
   return phased_process.build_phased_process(
       [(sync_rounds, fedtan), (None, fixed)]
   )
-
-
-def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
-  if value not in allowed:
-    raise ValueError(
-        f'{name}={value!r} must be one of {", ".join(map(repr, allowed))}.'
-    )

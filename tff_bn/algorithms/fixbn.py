@@ -7,8 +7,8 @@ arXiv:2303.06530.
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
+from tff_bn.catalog import algorithms
 from tff_bn.clients.local_training import FixedStatisticsWork
-from tff_bn.common import checks
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes import averaging
 from tff_bn.processes import phased_process
@@ -55,7 +55,7 @@ def build_fixbn(
     ValueError: If an option has a value that is not allowed, or the model has
       no trainable batch normalization layer, or one with `renorm=True`.
   """
-  checks.check_whole_number('fixbn_rounds', fixbn_rounds)
+  algorithms.FIXBN_ROUNDS.check(fixbn_rounds)
   requirements.trained_batch_norm_layers('FixBN', model)
   requirements.check_no_renorm(
       'FixBN',

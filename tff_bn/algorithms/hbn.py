@@ -17,6 +17,7 @@ from typing_extensions import Unpack
 
 from tff_bn.aggregators import moments_factories
 from tff_bn.aggregators import robust_rule
+from tff_bn.catalog import algorithms
 from tff_bn.clients.client_work import ClientWork
 from tff_bn.clients.client_work import Moves
 from tff_bn.clients.drift_correction import BoundCorrection
@@ -130,12 +131,7 @@ def build_hbn(
   ProcessConfig(client_optimizer, **options)  # Checks them.
   layers = requirements.trained_batch_norm_layers('HBN', model)
   _check_classes(model, layers)
-  checks.check_number('statistics_rate', statistics_rate)
-  if not 0 < statistics_rate <= 1:
-    raise ValueError(
-        f'statistics_rate={statistics_rate} must be greater than 0 and at most'
-        ' 1.'
-    )
+  algorithms.HBN_STATISTICS_RATE.check(statistics_rate)
   rule = options.get('statistics_aggregator')
   checks.check_type(
       'statistics_aggregator of HBN',

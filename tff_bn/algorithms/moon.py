@@ -13,10 +13,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.algorithms import fed_avg
+from tff_bn.catalog import algorithms
+from tff_bn.catalog import options as options_lib
 from tff_bn.clients import drift_correction
 from tff_bn.clients.drift_correction import State
 from tff_bn.clients.drift_correction import Tensors
-from tff_bn.common import checks
 from tff_bn.keras_model import layer_features
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
@@ -102,17 +103,7 @@ class Moon(drift_correction.DriftCorrection):
   feature_layer: Optional[str] = None
 
   def __post_init__(self):
-    for name in ('contrastive_weight', 'temperature'):
-      checks.check_number(name, getattr(self, name))
-    if not 0 <= self.contrastive_weight < float('inf'):
-      raise ValueError(
-          f'contrastive_weight={self.contrastive_weight} must be a number, at'
-          ' least 0.'
-      )
-    if not 0 < self.temperature < float('inf'):
-      raise ValueError(
-          f'temperature={self.temperature} must be a number greater than 0.'
-      )
+    options_lib.check_fields(self, algorithms.OPTIONS)
 
   def bind(
       self,

@@ -1,6 +1,6 @@
 """The form of options: what an argument of the library, or a flag, may be."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 from typing import Any, Optional
 
@@ -58,6 +58,7 @@ class Option:
     convert: Changes a value that is given in a command.
     conditions: When it has an effect. Where it has none, giving it is an error.
     ignored: Whether it has no effect for another reason.
+    excludes: The name of an option that can't be given together with it.
     feature: The feature of algorithms on which it has an effect; None: it has
       an effect on all. `OWN_NAME`, if algorithms list the option itself.
   """
@@ -72,6 +73,7 @@ class Option:
   convert: Optional[Callable[[Any], Any]] = None
   conditions: tuple[Condition, ...] = ()
   ignored: Optional[Callable[[Any], bool]] = None
+  excludes: Optional[str] = None
   feature: Optional[str] = None
 
   def __post_init__(self):
@@ -98,3 +100,45 @@ class Option:
         value and what is allowed.
     """
     self.values.check(self.argument or self.name, value, owner)
+
+
+def declared(module: Mapping[str, Any]) -> tuple[Option, ...]:
+  """Returns the options among the variables of a module, in their order."""
+  return tuple(v for v in module.values() if isinstance(v, Option))
+
+
+def check_fields(values: Any, options: Iterable[Option]) -> None:
+  """Checks the fields of a dataclass that are arguments of options.
+
+  Args:
+    values: An instance of the dataclass. A field may be None if that is its
+      default.
+    options: The options. Those without a field are skipped.
+
+  Raises:
+    TypeError: If a value has a wrong type.
+    ValueError: If it is not allowed.
+  """
+  defaults = {f.name: f.default for f in dataclasses.fields(values)}
+  for option in options:
+    name = option.argument
+    if name not in defaults:
+      continue
+    value = getattr(values, name)
+    if value is not None or defaults[name] is not None:
+      option.check(value)
+
+
+def exclusion(first: str, second: str) -> str:
+  """Returns the error for two options that can't be given together."""
+  return f'{first} and {second} exclude each other; give one of them.'
+
+
+def explain(*options: Option) -> str:
+  """Returns the options as a text: their names, descriptions and defaults."""
+  lines = []
+  for option in options:
+    default = option.default_text or option.default
+    lines.append(f'{option.argument or option.name} (default: {default})')
+    lines += [f'  {line}' for line in option.explain().splitlines()]
+  return '\n'.join(lines) + '\n'

@@ -561,3 +561,15 @@ OPTIONS = (
     ATTACK_STRENGTH,
     NUM_ATTACKERS,
 )
+
+
+def falsifies_values(attack: Optional[str]) -> bool:
+  """Whether an attack changes the values that clients send, not their data."""
+  return attack is not None and not ATTACKS[attack].falsifies_labels
+
+
+def takes_no_weights(options: Any) -> bool:
+  """Whether the aggregator of the model treats all clients alike."""
+  return options.model_aggregator != 'mean' or (
+      falsifies_values(options.attack) and options.attack_target != 'statistics'
+  )

@@ -184,6 +184,12 @@ class Text(ValueType):
       raise ValueError('must not begin with --; is the value missing?')
     return text
 
+  def check(self, name, value, owner=None):
+    """See the base class."""
+    if not isinstance(value, str):
+      raise TypeError(f'{name}{_of(owner)} must be a text, but is {value!r}.')
+    super().check(name, value, owner)
+
 
 class CodeName(Text):
   """Functions of the user, as `package.module:function`."""
@@ -228,6 +234,13 @@ class Boolean(ValueType):
     if value is None:
       raise ValueError('must be true or false.')
     return value
+
+  def check(self, name, value, owner=None):
+    """See the base class."""
+    if not isinstance(value, bool):
+      raise TypeError(
+          f'{name}{_of(owner)} must be True or False, but is {value!r}.'
+      )
 
 
 class Choice(ValueType):

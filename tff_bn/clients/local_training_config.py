@@ -8,6 +8,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.catalog import local_training
+from tff_bn.catalog import options
 from tff_bn.common import checks
 from tff_bn.common import optimizers
 
@@ -24,16 +26,16 @@ class LocalTrainingConfig:
   client_optimizer: tff.learning.optimizers.Optimizer
   local_steps: Optional[int] = None
   local_epochs: int = 1
-  client_weight_decay: float = 0.0
+  client_weight_decay: float = local_training.CLIENT_WEIGHT_DECAY.default
   client_learning_rate_schedule: Optional[Callable[[tf.Tensor], Any]] = None
-  client_warmup_rounds: int = 0
-  client_warmup_steps: int = 0
+  client_warmup_rounds: int = local_training.CLIENT_WARMUP_ROUNDS.default
+  client_warmup_steps: int = local_training.CLIENT_WARMUP_STEPS.default
   client_gradient_clip_norm: Optional[float] = None
-  shuffle_times: float = 0.0
-  shuffle_probability: float = 0.1
+  shuffle_times: float = local_training.SHUFFLE_TIMES.default
+  shuffle_probability: float = local_training.SHUFFLE_PROBABILITY.default
   client_weighting: str = 'num_examples'
   seed: int = 0
-  jit_compile: bool = False
+  jit_compile: bool = local_training.JIT_COMPILE.default
 
   def batches(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the batches of a client's dataset on which it trains."""
@@ -57,46 +59,24 @@ class LocalTrainingConfig:
         'be a tff.learning.optimizers.Optimizer, such as'
         ' tff.learning.optimizers.build_sgdm(0.1)',
     )
-    if self.local_steps is not None:
-      checks.check_whole_number('local_steps', self.local_steps)
-    checks.check_whole_number('local_epochs', self.local_epochs)
+    options.check_fields(self, local_training.OPTIONS)
+    local_training.LOCAL_EPOCHS.check(self.local_epochs)
     if self.local_steps is not None and self.local_epochs > 1:
       raise ValueError(
-          f'local_steps={self.local_steps} and local_epochs={self.local_epochs}'
-          ' exclude each other: give only one of them. For more steps than a'
-          ' dataset has batches, repeat the dataset (dataset.repeat()).'
+          options.exclusion(
+              f'local_steps={self.local_steps}',
+              f'local_epochs={self.local_epochs}',
+          )
+          + ' For more steps than a dataset has batches, repeat the dataset'
+          ' (dataset.repeat()).'
       )
-    for name in ('client_warmup_rounds', 'client_warmup_steps'):
-      checks.check_whole_number(name, getattr(self, name), least=0)
-    for name in (
-        'client_weight_decay',
-        'client_gradient_clip_norm',
-        'shuffle_times',
-        'shuffle_probability',
-    ):
-      if getattr(self, name) is not None:
-        checks.check_number(name, getattr(self, name))
+    local_training.check_shuffles(self.local_steps, self.shuffle_times)
     checks.check_integer('seed', self.seed)
     if self.client_learning_rate_schedule is not None:
       checks.check_function(
           'client_learning_rate_schedule',
           self.client_learning_rate_schedule,
           'maps the number of finished rounds to a learning rate',
-      )
-    if not self.client_weight_decay >= 0:
-      raise ValueError(
-          f'client_weight_decay={self.client_weight_decay} must be at least 0.'
-      )
-    clip_norm = self.client_gradient_clip_norm
-    if clip_norm is not None and not clip_norm > 0:
-      raise ValueError(
-          f'client_gradient_clip_norm={clip_norm} must be greater than 0.'
-      )
-    self._check_shuffles()
-    if self.client_weighting not in ('num_examples', 'uniform'):
-      raise ValueError(
-          f'client_weighting={self.client_weighting!r} must be one of'
-          " 'num_examples', 'uniform'."
       )
     hyperparameters = optimizers.default_hyperparameters(self.client_optimizer)
     for name in (
@@ -114,21 +94,3 @@ class LocalTrainingConfig:
             f' {type(self.client_optimizer).__name__} has'
             f' {list(hyperparameters)}.'
         )
-
-  def _check_shuffles(self):
-    """Checks how often units are permuted."""
-    if not 0 <= self.shuffle_times < float('inf'):
-      raise ValueError(
-          f'shuffle_times={self.shuffle_times} must be a number, at least 0.'
-      )
-    if self.local_steps is not None and self.shuffle_times > self.local_steps:
-      raise ValueError(
-          f'shuffle_times={self.shuffle_times:g} must be at most'
-          f' local_steps={self.local_steps}: a step permutes the units at most'
-          ' once.'
-      )
-    if not 0 <= self.shuffle_probability <= 1:
-      raise ValueError(
-          f'shuffle_probability={self.shuffle_probability} must be between 0'
-          ' and 1.'
-      )

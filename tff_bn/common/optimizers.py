@@ -7,8 +7,6 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.common import checks
-
 LEARNING_RATE = tff.learning.optimizers.LEARNING_RATE_KEY
 
 
@@ -31,11 +29,7 @@ class AveragedGradients(tff.learning.optimizers.Optimizer):
     Args:
       optimizer: The optimizer that makes the steps.
       momentum: μ, at least 0 and less than 1.
-
-    Raises:
-      ValueError: If the momentum is not allowed.
     """
-    check_averaging_momentum(momentum)
     self._optimizer = optimizer
     self._momentum = momentum
 
@@ -81,15 +75,6 @@ def averaged(old: Any, gradient: tf.Tensor, momentum: float) -> tf.Tensor:
       tf.constant(share, gradient.dtype) for share in (momentum, 1 - momentum)
   )
   return old_share * old + new_share * gradient
-
-
-def check_averaging_momentum(momentum: float) -> None:
-  """Raises a `ValueError` if the momentum cannot average gradients."""
-  checks.check_number('momentum', momentum)
-  if not 0 <= momentum < 1:
-    raise ValueError(
-        f'momentum must be at least 0 and less than 1, but is {momentum}.'
-    )
 
 
 def default_hyperparameters(

@@ -8,8 +8,7 @@ that is outside of the image. `A` is the 2x3 matrix of the image's transform.
 import numpy as np
 
 from tff_bn.catalog import value_types
-from tff_bn.catalog.parts import Part
-from tff_bn.catalog.parts import Parts
+from tff_bn.catalog.local_training import AUGMENTATIONS
 from tff_bn.data import arrays
 
 _PADDING = 4
@@ -23,18 +22,27 @@ def _flips(num_images: int, width: int, rng: np.random.Generator) -> np.ndarray:
   return transforms
 
 
-def _flip_crop(
+def keep(
+    num_images: int, shape: tuple[int, ...], rng: np.random.Generator
+) -> None:
+  """Draws nothing: images stay as they are."""
+  del num_images, shape, rng
+
+
+def flip_crop(
     num_images: int, shape: tuple[int, ...], rng: np.random.Generator
 ) -> np.ndarray:
+  """Draws flips and shifts, see `AUGMENTATIONS`."""
   transforms = _flips(num_images, shape[1], rng)
   shifts = rng.integers(-_PADDING, _PADDING, (num_images, 2), endpoint=True)
   transforms[:, :, 2] += shifts
   return transforms
 
 
-def _flip_rotate(
+def flip_rotate(
     num_images: int, shape: tuple[int, ...], rng: np.random.Generator
 ) -> np.ndarray:
+  """Draws flips and rotations, see `AUGMENTATIONS`."""
   height, width = shape[:2]
   flips = _flips(num_images, width, rng)
   angles = np.deg2rad(rng.uniform(-_MAX_DEGREES, _MAX_DEGREES, num_images))
@@ -52,26 +60,6 @@ def _flip_rotate(
       ],
       axis=2,
   )
-
-
-# They draw transforms, given the number of images, their shape and a generator.
-AUGMENTATIONS = Parts(
-    Part('none', 'nothing', lambda num_images, shape, rng: None),
-    Part(
-        'flip_crop',
-        'a horizontal flip with probability 1/2, and a random crop of the image'
-        ' with a black border of 4 pixels, as in the code of FedTAN and FedPAN'
-        ' for CIFAR',
-        _flip_crop,
-    ),
-    Part(
-        'flip_rotate',
-        'a horizontal flip with probability 1/2, and a rotation by up to 30'
-        " degrees with a black border, as in FedBN's code for Office-Caltech10"
-        ' and DomainNet',
-        _flip_rotate,
-    ),
-)
 
 
 def check_augmentation(name: str, source: str, shape: tuple[int, ...]) -> None:

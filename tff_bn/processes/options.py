@@ -11,6 +11,9 @@ from tff_bn.aggregators import model_update
 from tff_bn.aggregators import moments_factories
 from tff_bn.aggregators import robust_rule
 from tff_bn.aggregators import weighted_mean
+from tff_bn.catalog import local_training
+from tff_bn.catalog import options as catalog_options
+from tff_bn.catalog import server
 from tff_bn.clients.drift_correction import DriftCorrection
 from tff_bn.clients.drift_correction import RoundVariants
 from tff_bn.clients.local_training_config import LocalTrainingConfig
@@ -42,38 +45,9 @@ class Options(LocalTrainingOptions, total=False):
     server_optimizer: The optimizer that applies the averaged update of the
       trainable variables at the server. Default: SGD with learning rate 1, so
       the average is the new model.
-    server_clip_norm: The largest global norm of the averaged update of the
-      trainable variables. A longer update is scaled down to it, before the
-      server optimizer. After one step of plain SGD at each client, the update
-      is the mean gradient times the client's learning rate, so the result does
-      not depend on how the data are split. Default `None`: no clipping.
-    local_steps: The number of batches that each client takes from the front of
-      its dataset in a round. Default `None`: all.
-    local_epochs: The number of passes of each client over its dataset in a
-      round, instead of `local_steps`. Default: 1.
-    client_weighting: `'num_examples'` (default) weights clients by the number
-      of examples that they trained on, `'uniform'` weights them equally.
-    client_weight_decay: λ of the coupled L2 decay, which adds λ times the
-      variable to the gradient of every trainable variable. Default: 0.
     client_learning_rate_schedule: Maps the number of finished rounds (an int32
       scalar tensor) to the client's learning rate. Default: the rate of the
       client optimizer.
-    client_warmup_rounds: The number of rounds at the start of the training over
-      which the client's learning rate rises linearly: round n, counted from 1,
-      multiplies it by min(1, n / client_warmup_rounds). Default: 0.
-    client_warmup_steps: The number of local steps at the start of each round
-      over which the client's learning rate rises linearly: step n, counted from
-      1, multiplies it by min(1, n / client_warmup_steps). Default: 0.
-    client_gradient_clip_norm: The largest global norm of a batch's gradient. A
-      longer gradient is scaled down to it, before weight decay. Default `None`:
-      no clipping.
-    shuffle_times: N_sf, the mean number of times that a client permutes the
-      hidden units of its model at random in a round, at most the number of its
-      steps: it makes averaging worse, and is for measuring how much alignment
-      matters (FedPAN, algorithm 2). Each of a client's r steps permutes them
-      with probability N_sf / r (always, if that is more than 1). Default: 0.
-    shuffle_probability: P_sf of these permutations, see
-      `tff_bn.position_aware.random_permutation`. Default: 0.1.
     drift_correction: Keeps the clients' models from drifting apart, such as
       `tff_bn.algorithms.FedProx(0.001)`, see `tff_bn.drift_correction`.
       Default: none.
@@ -88,10 +62,10 @@ class Options(LocalTrainingOptions, total=False):
       and the client's first batch. Determines also the phases of personal
       position encodings, together with the client's number, see
       `tff_bn.StatefulLearningProcess.personalize`. Default: 0.
-    jit_compile: Whether XLA compiles the clients' steps. XLA rounds
-      differently, and training amplifies the differences. TFF's native runtime
-      has no XLA compiler and ignores it.
-      Default: false.
+    others: Flags of the programs, too, which `tff-bn-train --help` describes,
+      and `print(explain())` with `explain` of `tff_bn.catalog.local_training`.
+      Without `local_steps`, a client passes `local_epochs` times over its
+      dataset. Default: once.
   """
 
   server_optimizer: Optional[tff.learning.optimizers.Optimizer]
@@ -138,12 +112,7 @@ class ProcessConfig(LocalTrainingConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    if self.server_clip_norm is not None:
-      checks.check_number('server_clip_norm', self.server_clip_norm)
-      if not self.server_clip_norm > 0:
-        raise ValueError(
-            f'server_clip_norm={self.server_clip_norm} must be greater than 0.'
-        )
+    catalog_options.check_fields(self, server.OPTIONS)
     weighted = tff.aggregators.WeightedAggregationFactory
     unweighted = tff.aggregators.UnweightedAggregationFactory
     checks.check_type(
@@ -152,14 +121,11 @@ class ProcessConfig(LocalTrainingConfig):
         (weighted, unweighted, type(None)),
         'be a tff.aggregators factory',
     )
-    if self.client_weighting != 'uniform' and not isinstance(
-        self.model_aggregator, (weighted, type(None))
-    ):
-      raise ValueError(
-          f'model_aggregator {type(self.model_aggregator).__name__} takes no'
-          f' weights, so client_weighting={self.client_weighting!r} must be'
-          " 'uniform'."
-      )
+    local_training.check_weighting(
+        self.client_weighting,
+        f'model_aggregator={type(self.model_aggregator).__name__}',
+        isinstance(self.model_aggregator, (weighted, type(None))),
+    )
     checks.check_type(
         'statistics_aggregator',
         self.statistics_aggregator,

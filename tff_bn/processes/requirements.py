@@ -1,12 +1,14 @@
 """Checks that a model fits an algorithm."""
 
 from collections.abc import Mapping
+import types
 from typing import Any, Optional
 
 import keras
 import tensorflow_federated as tff
 
 from tff_bn.aggregators import moments_factories
+from tff_bn.catalog import algorithms
 from tff_bn.common import checks
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import Partition
@@ -119,12 +121,10 @@ def check_no_shuffles(algorithm: str, options: Mapping[str, Any]) -> None:
     algorithm: The name of the algorithm, for the message.
     options: See `tff_bn.algorithms.Options`.
   """
-  if options.get('shuffle_times'):
-    raise ValueError(
-        f'shuffle_times={options["shuffle_times"]:g} is impossible with'
-        f' {algorithm}, which needs the gradients of all clients for the same'
-        ' units; use 0.'
-    )
+  algorithms.SAME_UNITS.check(
+      algorithm,
+      types.SimpleNamespace(shuffle_times=options.get('shuffle_times')),
+  )
 
 
 def trained_batch_norm_layers(

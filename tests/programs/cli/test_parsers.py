@@ -2,6 +2,7 @@
 
 import pytest
 
+from tff_bn.catalog import local_training
 from tff_bn.catalog import value_types
 from tff_bn.programs.cli import parsers
 
@@ -140,7 +141,7 @@ def test_tuple():
 
 
 def test_schedule():
-  assert parsers.parse_schedule('60:0.1,80:0') == ((60, 0.1), (80, 0.0))
+  assert local_training.parse_schedule('60:0.1,80:0') == ((60, 0.1), (80, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_schedule():
 )
 def test_wrong_schedule(text, reason):
   with pytest.raises(ValueError, match=reason):
-    parsers.parse_schedule(text)
+    local_training.parse_schedule(text)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from absl import flags as absl_flags
 import flag_cases
 import pytest
 
+from tff_bn.catalog import algorithms
 from tff_bn.programs import compare
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.flags import logging_flags
-from tff_bn.programs.flags import registry
 from tff_bn.programs.flags import runtime_flags
 from tff_bn.programs.plan import settings
 
@@ -310,7 +310,7 @@ def test_paths_do_not_depend_on_the_working_folder(tmp_path, monkeypatch):
 
 
 _PERSONAL = ['--pan=add', '--pan_personal_share=0.5']
-_ALGORITHMS = [*registry.ALGORITHMS, *registry.CORRECTIONS, 'fedbn+moon']
+_ALGORITHMS = [*algorithms.ALGORITHMS, *algorithms.CORRECTIONS, 'fedbn+moon']
 
 
 @pytest.mark.parametrize('algorithm', [*_ALGORITHMS, 'fedtan+fedprox'])
@@ -320,8 +320,8 @@ def test_algorithms_whose_clients_can_have_encodings_of_their_own(algorithm):
   assert _resolve(*arguments, *_PERSONAL, *share).pan_personal_share == 0
   if algorithm == 'centralized' or algorithm.startswith('fedtan'):
     message = (
-        f'--pan_personal_share=0.5 is impossible with --algorithm={algorithm}:'
-        f' {algorithm} cannot give clients personal encodings. Use 0, or'
+        f'--pan_personal_share=0.5 is impossible with {algorithm}, which'
+        ' cannot give clients personal encodings; use 0, or'
         ' fedavg, fedbn, silobn, local_affine, fbn, fixbn, hbn, dsgd, dsgd_fbn,'
         ' dsgd_fixbn, single.'
     )
@@ -421,9 +421,10 @@ _CONTRADICTIONS = """
 --algorithm=fbn+scaffold --fbn_backward=mean
     --fbn_backward=mean is impossible with fbn+scaffold
 --algorithm=fbn --fbn_backward=mean --precision=mixed_float16
-    --fbn_backward=mean is impossible with --precision=mixed_float16
+    --fbn_backward=mean and --precision=mixed_float16 exclude each other with
+    fbn, because float16 needs scaled gradients
 --algorithm=fbn --fbn_backward=running --precision=mixed_float16
-    --fbn_backward=running is impossible with --precision=mixed_float16
+    --fbn_backward=running and --precision=mixed_float16 exclude
 --dirichlet_alpha=1
     --dirichlet_alpha=1.0 is only for
 --imbalance=1
@@ -474,7 +475,7 @@ _CONTRADICTIONS = """
     --model_aggregator=median is impossible with fedbs, which weights the
     clients by their losses
 --algorithm=fedbs --attack=sf --num_attackers=2
-    --model_aggregator=mean with --attack=sf is impossible with fedbs
+    --attack=sf is impossible with fedbs, which weights the clients
 --algorithm=fixbn+moon --rounds=1
     --rounds=1 is too few for fixbn
 --moments=fused
@@ -493,8 +494,8 @@ _CONTRADICTIONS = """
 --algorithm=fedtan_ii --sync_rounds=0
     --sync_rounds=0: must be a whole number, at least 1
 --algorithm=fedtan_forward_only --precision=mixed_float16
-    --precision=mixed_float16 is impossible with
-    --algorithm=fedtan_forward_only
+    --precision=mixed_float16 is impossible with fedtan_forward_only, which
+    cannot scale the loss
 --fixbn_rounds=5
     --fixbn_rounds=5 has no effect with --algorithm=fedavg; it is for fixbn,
     dsgd_fixbn.
@@ -641,12 +642,11 @@ _CONTRADICTIONS_OF_COMPARISONS = """
 --algorithms=fedbn,silobn --statistics=pooled
     --statistics=pooled has no effect with --algorithms=fedbn,silobn; it is for
 --algorithms=fedavg,fedtan,fedtan_ii --precision=mixed_float16
-    with --algorithms=fedavg,fedtan,fedtan_ii: fedtan, fedtan_ii cannot scale
+    The same holds for fedtan_ii.
 --algorithms=fedavg,fedtan_ii,centralized --pan=add --pan_personal_share=0.5
-    --pan_personal_share=0.5 is impossible with
-    --algorithms=fedavg,fedtan_ii,centralized: fedtan_ii, centralized
+    The same holds for centralized.
 --seeds=0 --pan=add --pan_personal_share=0.5
-    --pan_personal_share=0.5 is impossible with --algorithms=centralized,fedavg
+    --pan_personal_share=0.5 is impossible with centralized
 """
 
 

@@ -5,12 +5,12 @@ import itertools
 from matplotlib import colors
 import numpy as np
 
-from tff_bn.programs.flags import registry
+from tff_bn.catalog import algorithms as catalog
 from tff_bn.programs.results import line_styles
 
 
 def test_algorithms_have_different_colors():
-  names = [*registry.ALGORITHMS, *registry.CORRECTIONS]
+  names = [*catalog.ALGORITHMS, *catalog.CORRECTIONS]
   styles = line_styles.choose(names)
   assert [styles[name] for name in names] == [
       line_styles.of_algorithm(name) for name in names
@@ -26,6 +26,7 @@ def test_combinations_have_the_algorithms_color_and_other_dashes():
   assert style('fedbn+fedprox')['color'] == style('fedbn')['color']
   assert style('fedbn+fedprox')['linestyle'] != style('fedbn')['linestyle']
   assert style('other') is None
+  assert style('fedbn+Mine') is None
 
 
 def test_lines_without_an_algorithm_of_their_own_differ():

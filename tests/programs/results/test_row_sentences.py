@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tff_bn.programs.flags import registry
+from tff_bn.catalog import algorithms
 from tff_bn.programs.results import row_sentences
 
 
@@ -22,7 +22,7 @@ def _facts(*rows):
   facts = {}
   for sentence in row_sentences.describe(rows, ['algorithm']):
     name, _, rest = sentence.partition(': ')
-    description = registry.find(name).description
+    description = algorithms.find(name).description
     assert rest.startswith(description) and rest.endswith('.')
     facts[name] = rest.removeprefix(description)[:-1].removeprefix('; ')
   return facts
@@ -96,6 +96,6 @@ def test_a_correction_is_described():
       [_row('fedbn+fedprox', 0.5)], ['algorithm']
   )
   assert sentence == (
-      f"fedbn+fedprox: {registry.find('fedbn').description};"
-      f" {registry.CORRECTIONS['fedprox'].description}."
+      f"fedbn+fedprox: {algorithms.find('fedbn').description};"
+      f" {algorithms.CORRECTIONS['fedprox'].description}."
   )

@@ -13,11 +13,11 @@ import tensorflow_federated as tff
 from tff_bn import aggregators
 from tff_bn import algorithms
 from tff_bn import runtime
+from tff_bn.catalog import algorithms as catalog
 from tff_bn.common import cores
 from tff_bn.keras_model.partition import Role
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
-from tff_bn.programs.flags import registry
 from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.runs import jobs
 from tff_bn.programs.runs import run_building
@@ -68,9 +68,9 @@ def _arguments(monkeypatch, *flags):
     return 'a process'
 
   settings = _settings(*flags)
-  algorithm = registry.find(settings.algorithm)
+  algorithm = catalog.find(settings.algorithm)
   entry = algorithm.correction or algorithm
-  monkeypatch.setattr(algorithms, entry.builder_name, build)
+  monkeypatch.setattr(entry.builds.replace(':', '.'), build)
   assert run_building.build_process(settings, 'a model', 7) == 'a process'
   ((model, arguments),) = calls
   assert model == 'a model'
@@ -259,7 +259,7 @@ _MOMENTUMS = {f'momentum_{role}' for role in ('kernel', 'scale', 'shift')}
 )
 def test_name_decides_what_clients_keep(name, local):
   name, *arguments = name.split()
-  assert registry.find(name).name == name
+  assert catalog.find(name).name == name
   settings = _settings(
       f'--algorithm={name}', '--model=mlp3', '--local_steps=1', *arguments
   )
@@ -296,8 +296,8 @@ def test_name_decides_what_clients_keep(name, local):
     ],
 )
 def test_algorithms_and_their_steps(name, builder_name, monkeypatch):
-  algorithm = registry.find(name)
-  assert (algorithm.correction or algorithm).builder_name == builder_name
+  algorithm = catalog.find(name)
+  assert (algorithm.correction or algorithm).load().__name__ == builder_name
   arguments = _arguments(monkeypatch, f'--algorithm={name}', '--local_steps=1')
   assert arguments['local_steps'] == 1
   if algorithm.local_steps is None:
@@ -307,8 +307,8 @@ def test_algorithms_and_their_steps(name, builder_name, monkeypatch):
 
 
 def test_registry_has_all_algorithms():
-  entries = [*registry.ALGORITHMS.values(), *registry.CORRECTIONS.values()]
-  builders = {entry.builder_name for entry in entries}
+  entries = [*catalog.ALGORITHMS.values(), *catalog.CORRECTIONS.values()]
+  builders = {entry.load().__name__ for entry in entries}
   assert builders == {n for n in dir(algorithms) if n.startswith('build_')}
 
 
