@@ -15,17 +15,22 @@ def test_function():
 @pytest.mark.parametrize('name', ['math', 'math:', ':sqrt', ':'])
 def test_incomplete_names(name):
   with pytest.raises(
-      ValueError, match=f'^hook={name} must have the form package.module:func'
+      ValueError, match=f'^hook={name}: must have the form package.module:NAME'
   ):
     user_functions.import_function('hook', name)
 
 
 @pytest.mark.parametrize(
-    'name', ['math:nope', 'math:pi', 'nomodule:f', './math:sqrt', 'a:b:c']
+    'name', ['math:nope', 'nomodule:f', './math:sqrt', 'a:b:c']
 )
 def test_wrong_names(name):
   with pytest.raises(ValueError, match=f'^hook={name}: the module'):
     user_functions.import_function('hook', name)
+
+
+def test_no_function():
+  with pytest.raises(ValueError, match='^hook=math:pi must be a function'):
+    user_functions.import_function('hook', 'math:pi')
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tff_bn.common import spelling
 LARGEST_INT = 2**31 - 1
 LARGEST_FLOAT = 3.4e38
 # Smaller positive numbers are not normal in float32, so they may become 0.
-SMALLEST_FLOAT = 1.2e-38
+SMALLEST_FLOAT = 2.0**-126
 
 
 class ValueType(abc.ABC):
@@ -161,7 +161,8 @@ class Number(ValueType):
       return None
     if 0 < abs(value) < SMALLEST_FLOAT:
       return (
-          f'is too small for float32; the smallest number is {SMALLEST_FLOAT}.'
+          'is too small for float32; the smallest number is'
+          f' {SMALLEST_FLOAT:.2g}.'
       )
     rounded = struct.unpack('f', struct.pack('f', value))[0]
     if rounded in (self.above, self.below):

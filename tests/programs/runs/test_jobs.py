@@ -157,9 +157,11 @@ def test_check_builds_one_process_for_all_splits(counted):
 def test_check_builds_no_process_if_later_data_or_models_are_wrong(
     counted, sweep
 ):
-  tasks = _tasks('--algorithms=fedavg,fbn', f'--sweep={sweep}')
   with pytest.raises(ValueError, match='nope.npz|nomodule'):
-    jobs.check(jobs.Builder(), tasks)
+    jobs.check(
+        jobs.Builder(),
+        _tasks('--algorithms=fedavg,fbn', f'--sweep={sweep}'),
+    )
   assert 'processes' not in counted
 
 
