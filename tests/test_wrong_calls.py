@@ -70,21 +70,21 @@ _split(digits, seed='0')
 _split(digits, alpha=1)
     TypeError: 'alpha' is not .*; the parameters are .*dirichlet_alph
 _split(digits, split='dirichlet', dirichlet_alpha='1')
-    TypeError: dirichlet_alpha must be a number, but is '1'
+    TypeError: dirichlet_alpha must be a number, .* but is '1'
 _batches(federated, client_ids='client_0')
     TypeError: .*list of ids.* use \['client_0'\]
 _batches(federated, batch_size='4')
-    TypeError: batch_size must be an integer .* is '4'
+    TypeError: batch_size must be a whole number, .* is '4'
 _batches(federated, batch_size=4.5)
-    TypeError: batch_size must be an integer .* is 4.5
+    ValueError: batch_size=4.5 must be a whole number
 _batches(federated, seed=float('nan'))
     TypeError: seed must be an integer .* is nan
 _batches(federated, local_steps='1')
-    TypeError: local_steps must be an integer .* is '1'
+    TypeError: local_steps must be a whole number, .* is '1'
 _batches(federated, round_num=-1)
     ValueError: round_num=-1 must be a whole number
 federated.test_dataset('4')
-    TypeError: batch_size must be an integer
+    TypeError: batch_size must be a whole number
 data.flip_labels([0, -1], 3)
     ValueError: labels contain -1, but must be from 0 to 2
 data.flip_labels([0, 3], 3)
@@ -98,9 +98,9 @@ data.flip_labels([0], '3')
 data.draw_training_samples(digits, seed='0')
     TypeError: seed must be an integer .* is '0'
 data.draw_training_samples(digits, seed=0, train_share='a')
-    TypeError: train_share must be a number, but is 'a'
+    TypeError: train_share must be a number, .* is 'a'
 data.draw_training_samples(digits, seed=0, samples_per_domain='a')
-    TypeError: samples_per_domain must be an int
+    TypeError: samples_per_domain must be a whole number
 data.draw_training_samples(federated, 0)
     TypeError: dataset must be a tff_bn.data.Dataset
 data.with_flipped_labels(digits, 1)
