@@ -55,7 +55,8 @@ class ConvertedLayer:
         own class.
 
     Returns:
-      The layer. A configuration of its own class gives a layer of that class.
+      The converted layer; for a configuration of the layer's own class, a layer
+      of that class.
     """
     # Layers inside, and those that replace them, are built with the layer.
     config = without_build(config)

@@ -43,8 +43,8 @@ def define_flags(
       'experiment',
       value_types.TEXT,
       'PAPER/NAME: trains what a table or a figure of a paper shows, and shows'
-      ' the result in the same form. Flags of the command overrule those of the'
-      f' experiment. {_LIST} prints the names. The name'
+      ' the result in the same form. The command line overrides the flags of'
+      f' the experiment. {_LIST} prints the names. The name'
       ' without a letter at its end, such as fbn/figure_3, stands for all parts'
       ' of the figure',
       default_text='none',

@@ -6,6 +6,7 @@ workers need not.
 
 import gc
 import os
+import sys
 
 import contexts
 import pytest
@@ -58,6 +59,14 @@ def pytest_collection_finish():
   # The garbage collector need not search the imported modules.
   gc.collect()
   gc.freeze()
+
+
+def pytest_sessionfinish():
+  """Ends workers of TFF's default context, as at the exit of a program."""
+  # pytest's own workers end without Python's exit handlers.
+  native = sys.modules.get('tff_bn.runtime.native')
+  if native is not None:
+    native.end_worker_processes()
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from tff_bn.programs.cli.parsed_flags import ParsedFlags
 from tff_bn.programs.cli.parsed_flags import Source
 from tff_bn.programs.plan import axes
 
-# Defaults of the first look that differ from those of other comparisons.
+# The flags whose defaults are different in the first look.
 FLAGS: Mapping[str, str] = {'rounds': '200', 'local_steps': '1'}
 # Further flags of single algorithms. For fbn, they are the settings that need
 # no tuning, see benchmarks/results/one_exchange.md.

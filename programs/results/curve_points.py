@@ -98,7 +98,7 @@ def _rounded(value: float) -> float:
 
 
 def title(column: columns.Column, runs: _Runs) -> str:
-  """Says what a column of some runs is, and on what it is measured."""
+  """Returns the title of a chart: the quantity, the model and the data."""
   measured = measures.name(column.name, report.have_client_models(runs))
   return f'{column.kind.name.capitalize()}: {measured}'
 

@@ -1,4 +1,4 @@
-"""Tests for `tff-bn-analyze`: its help, and what all analyses have."""
+"""Tests for `tff-bn-analyze`: the help, and the behavior of all analyses."""
 
 import re
 import subprocess

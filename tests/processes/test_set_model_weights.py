@@ -12,6 +12,8 @@ from tff_bn.processes import phased_process
 from tff_bn.processes import short_rounds
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
+
 _SGD = tff.learning.optimizers.build_sgdm
 
 

@@ -4,10 +4,9 @@ Chen, Xu, Wu, Kittler, Hybrid Batch Normalisation: Resolving the Dilemma of
 Batch Normalisation in Federated Learning, ICML 2025, arXiv:2505.21877.
 """
 
-import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import functools
-from typing import Any, Optional
+from typing import Optional
 
 import keras
 import numpy as np
@@ -29,7 +28,6 @@ from tff_bn.common import checks
 from tff_bn.common import numerics
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
-from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import HBN
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.keras_model.shared_weights import Statistics
@@ -241,32 +239,15 @@ class _HbnWork(LocalTrainingWork):
     """
     return self._moments(self._evaluation_pass, values, dataset, round_num)
 
-  def run(
+  def collect(
       self,
-      state: Mapping[str, Any],
-      shared: ModelWeights,
-      client_state: Mapping[str, Any],
+      values: Sequence[tf.Tensor],
       dataset: tf.data.Dataset,
-      optimizer_state: Optional[Any] = None,
-      num_steps: Any = 0,
-  ) -> collections.OrderedDict[str, Any]:
-    """See the base class."""
-    start = self.start(state, shared, client_state, optimizer_state)
-    found = self._moments(
-        self._round_pass,
-        start.values,
-        self._training.config.batches(dataset),
-        state['round_num'],
-    )
-    result = self._training.train(
-        start.values,
-        dataset,
-        start.optimizer_state,
-        state['round_num'],
-        start.correction,
-        num_steps,
-    )
-    return self.report(start, result._replace(collected=found))
+      round_num: tf.Tensor,
+  ) -> list[Moments]:
+    """Returns the moments of the inputs of each layer; see the base class."""
+    batches = self._training.config.batches(dataset)
+    return self._moments(self._round_pass, values, batches, round_num)
 
   def statistics(
       self,

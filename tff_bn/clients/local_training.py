@@ -307,15 +307,38 @@ class LocalTrainingWork(client_work.ClientWork):
       See `report`.
     """
     start = self.start(state, shared, client_state, optimizer_state)
+    round_num = state['round_num']
+    collected = self.collect(start.values, dataset, round_num)
     result = self._training.train(
         start.values,
         dataset,
         start.optimizer_state,
-        state['round_num'],
+        round_num,
         start.correction,
         num_steps,
     )
+    if collected is not None:
+      result = result._replace(collected=collected)
     return self.report(start, result)
+
+  def collect(
+      self,
+      values: Sequence[tf.Tensor],
+      dataset: tf.data.Dataset,
+      round_num: tf.Tensor,
+  ) -> Optional[Any]:
+    """Computes what the client reports besides its training, before it trains.
+
+    Args:
+      values: The values of all variables, in the order of `model.variables`.
+      dataset: The client's dataset.
+      round_num: int32 scalar, the number of finished rounds.
+
+    Returns:
+      The `collected` of the result; `None`: what the training collects.
+    """
+    del values, dataset, round_num
+    return None
 
   def build_client_update(
       self, client_type: Optional[tff.StructType]

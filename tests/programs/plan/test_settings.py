@@ -42,7 +42,7 @@ def test_every_flag_that_defines_a_run_is_a_setting():
   groups = train.define_flags(absl_flags.FlagValues())
   names = {name for group in groups for name in group.names}
   fields = {field.name for field in dataclasses.fields(settings.RunSettings)}
-  # These say where a run is computed and written, not what it is.
+  # These decide where a run is computed and written, but not its result.
   others = {'output_dir', 'overwrite', 'verbosity'}
   others |= set(runtime_flags.RuntimeFlags.specs())
   others |= set(logging_flags.LoggingFlags.specs())

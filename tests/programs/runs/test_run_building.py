@@ -78,7 +78,7 @@ def _arguments(monkeypatch, *flags):
 
 
 def _text(value):
-  """Describes an argument: its value, or what it is made of."""
+  """Describes an argument: its value, or its parts."""
   if isinstance(value, functools.partial):
     return f'{_text(value.func)}({_listed(value.keywords)})'
   if isinstance(value, tff.learning.optimizers.Optimizer):
