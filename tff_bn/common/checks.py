@@ -1,6 +1,5 @@
 """Checks of arguments."""
 
-import numbers
 from typing import Any, Union
 
 import numpy as np
@@ -50,12 +49,6 @@ def check_integer(name: str, value: Any) -> None:
       or not -(2**63) <= value < 2**63
   ):
     raise TypeError(f'{name} must be an integer of 64 bits, but is {value!r}.')
-
-
-def check_number(name: str, value: Any) -> None:
-  """Raises a `TypeError` unless an argument is a number."""
-  if isinstance(value, bool) or not isinstance(value, numbers.Real):
-    raise TypeError(f'{name} must be a number, but is {value!r}.')
 
 
 def check_function(name: str, value: Any, expected: str) -> None:
