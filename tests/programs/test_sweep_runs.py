@@ -204,7 +204,8 @@ def test_sweep_that_is_killed_twice_gives_the_same_bits(tmp_path):
       interrupted,
       errors,
       signal.SIGTERM,
-      lambda text: '[4/6] round 2' in text,
+      # The fourth run can have been past any of its rounds at the kill.
+      lambda text: '[5/6] round 1/' in text,
   )
   assert commands
   assert code == 143
