@@ -56,15 +56,9 @@ class Arrays(NamedTuple):
 
 
 def to_array(source: str, name: str, values: Any) -> np.ndarray:
-  """Returns values as a NumPy array.
+  """Returns an array of any library, or nested lists, as a NumPy array.
 
-  Args:
-    source: The beginning of errors, which names the dataset.
-    name: The name of the array.
-    values: An array of any library, or nested lists.
-
-  Returns:
-    The array, without a copy if it is one.
+  `source` begins errors and names the dataset; `name` is the array.
 
   Raises:
     TypeError: If the values are no array.
@@ -102,13 +96,7 @@ def check_headers(
 ) -> None:
   """Checks everything that dtypes and shapes tell.
 
-  Args:
-    source: The beginning of errors, which names the dataset.
-    x_train: The header of the training samples.
-    y_train: The header of their labels.
-    x_test: The header of the test samples.
-    y_test: The header of their labels.
-    needs_test: Whether there must be test data.
+  `source` begins the errors. Without `needs_test`, there may be no test data.
 
   Raises:
     ValueError: If the arrays form no dataset.
@@ -185,11 +173,6 @@ def _stored(x: Header) -> type:
 
 def convert(source: str, given: Arrays, num_classes: int) -> Arrays:
   """Checks the samples and labels of a dataset, and converts them.
-
-  Args:
-    source: The beginning of errors, which names the dataset.
-    given: The arrays.
-    num_classes: The number of classes.
 
   Returns:
     The same arrays; samples as uint8 or float32, labels as int32 of shape
@@ -281,9 +264,6 @@ def convert_labels(
     y: Whole numbers of any dtype, of shape `[n]` or `[n, 1]`.
     num_classes: The number of classes. Default: any.
 
-  Returns:
-    The labels.
-
   Raises:
     ValueError: If they are no labels.
   """
@@ -323,22 +303,13 @@ def convert_labels(
 
 
 def enumerate_labels(labels: np.ndarray, most: int = 10) -> str:
-  """Returns the first labels, separated by commas.
-
-  Args:
-    labels: The labels.
-    most: The largest number of labels to name.
-  """
+  """Returns the first labels, separated by commas."""
   more = ', …' if len(labels) > most else ''
   return ', '.join(str(label) for label in labels[:most]) + more
 
 
 def samples_text(shape: tuple[int, ...]) -> str:
-  """Returns what samples are, for an error that asks for others.
-
-  Args:
-    shape: The shape of a sample.
-  """
+  """Returns what samples of a shape are, for an error that asks for others."""
   if len(shape) == 1:
     return f'vectors of {shape[0]} features'
   if len(shape) == 2:
@@ -395,15 +366,7 @@ def convert_groups(
 ) -> np.ndarray:
   """Checks the groups of samples, and returns them as int32 of shape `[n]`.
 
-  Args:
-    source: The beginning of errors, which names the dataset.
-    name: The name of the array.
-    values: The position of each sample's group in `group_names`.
-    num_samples: The number of samples.
-    group_names: The names of the groups.
-
-  Returns:
-    The positions.
+  Each value is the position of the sample's group in `group_names`.
 
   Raises:
     TypeError: If they are no array.

@@ -63,12 +63,7 @@ def flip_rotate(
 
 
 def check_augmentation(name: str, source: str, shape: tuple[int, ...]) -> None:
-  """Checks that an augmentation is possible.
-
-  Args:
-    name: The name of the augmentation.
-    source: The name of the dataset.
-    shape: The shape of a sample.
+  """Checks that an augmentation suits samples of a shape.
 
   Raises:
     ValueError: If the name is unknown, or the samples are no images.

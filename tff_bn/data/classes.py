@@ -25,11 +25,7 @@ def without_numbers(dataset: dataset_lib.Dataset) -> dataset_lib.Dataset:
 
 
 def without_unused(dataset: dataset_lib.Dataset) -> dataset_lib.Dataset:
-  """Returns a dataset without the classes of which it has no sample.
-
-  Args:
-    dataset: A dataset whose classes have names.
-  """
+  """Returns a dataset of named classes without those that have no sample."""
   return relabeled(dataset, _present(dataset))
 
 
@@ -77,8 +73,7 @@ def union(
 def by_number(dataset: dataset_lib.Dataset) -> dataset_lib.Dataset:
   """Returns a dataset whose labels are the numbers that its classes have.
 
-  Args:
-    dataset: A dataset whose classes have numbers only, or numbers as names.
+  Its classes have numbers only, or numbers as names.
   """
   if not dataset.class_names:
     return dataset
@@ -92,13 +87,8 @@ def relabeled(
 ) -> dataset_lib.Dataset:
   """Returns a dataset whose labels are positions in other names.
 
-  Args:
-    dataset: The dataset.
-    names: The names of the new classes. Only classes of which the dataset has
-      no sample may be missing.
-
-  Returns:
-    The dataset with these classes; the same object if they are its classes.
+  The names may lack only classes of which the dataset has no sample. If they
+  are its classes already, the same object is returned.
   """
   names = tuple(names)
   if dataset.class_names == names:
@@ -132,15 +122,10 @@ def _relabeled(
 def matched(
     dataset: dataset_lib.Dataset, names: Sequence[str]
 ) -> dataset_lib.Dataset:
-  """Gives a dataset the labels of a trained model.
+  """Gives a dataset the labels of a trained model; it may lack classes.
 
-  Args:
-    dataset: The dataset.
-    names: The names of the model's classes in the order of its outputs. For
-      classes without names: their numbers.
-
-  Returns:
-    The dataset with these labels. It may lack classes.
+  `names` are the names of the model's classes in the order of its outputs. For
+  classes without names, they are their numbers.
 
   Raises:
     ValueError: If a class of the dataset is not one of the model's, or only one
@@ -175,13 +160,9 @@ def matched(
 
 
 def missing_by_domain(dataset: dataset_lib.Dataset) -> dict[str, list[str]]:
-  """Returns the classes of which domains have no training samples.
+  """Returns the names or numbers of the classes that domains lack.
 
-  Args:
-    dataset: A dataset with domains.
-
-  Returns:
-    The names or numbers of the classes, by the domains that lack some.
+  Only domains that have no training samples of some class are in the result.
   """
   names = dataset.class_names or numbers(dataset.num_classes)
   missing = {}

@@ -140,11 +140,7 @@ class Dataset:
       object.__setattr__(self, name, value)
 
   def unchecked(self, **values: Any) -> 'Dataset':
-    """Returns the dataset with other values, which are not checked.
-
-    Args:
-      **values: Attributes of the class, in the form in which it stores them.
-    """
+    """Returns the dataset with other values, unchecked and in stored form."""
     changed = object.__new__(type(self))
     for field in dataclasses.fields(self):
       value = values.get(field.name, getattr(self, field.name))
@@ -288,11 +284,8 @@ def count_classes(
 ) -> int:
   """Returns the number of classes of labels; warns of classes without a label.
 
-  Args:
-    source: The beginning of errors, which names the dataset.
-    y_train: The labels of the training samples, as in `create_dataset`.
-    y_test: The labels of the test samples.
-    is_part: See `create_dataset`. There are no warnings then.
+  `source` begins the errors. With `is_part`, see `create_dataset`, there are no
+  warnings.
 
   Raises:
     ValueError: If they are no labels. Unless `is_part` is true, also if there
@@ -320,14 +313,6 @@ def check_class_names(
     source: str, class_names: Sequence[str], num_classes: int
 ) -> tuple[str, ...]:
   """Checks that there are no names, or a different one for each class.
-
-  Args:
-    source: The beginning of errors.
-    class_names: The names.
-    num_classes: The number of classes.
-
-  Returns:
-    The names.
 
   Raises:
     TypeError: If they are no list of strings.

@@ -22,9 +22,6 @@ from tff_bn.data import scaling as scaling_lib
 def check_client_ids(client_ids: Iterable[str]) -> None:
   """Checks the ids of clients.
 
-  Args:
-    client_ids: The ids.
-
   Raises:
     TypeError: If an id is not a string.
     ValueError: If an id can't be encoded as UTF-8.
@@ -144,12 +141,6 @@ class FederatedData:
 
   def client_number(self, client_id: str) -> int:
     """Returns a client's position in `client_ids`.
-
-    Args:
-      client_id: The client.
-
-    Returns:
-      The position.
 
     Raises:
       ValueError: If the client is unknown.

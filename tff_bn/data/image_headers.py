@@ -13,12 +13,8 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 def read_size(file: IO[bytes]) -> tuple[int, int]:
   """Returns the height and width that the header of an image declares.
 
-  Args:
-    file: A PNG, JPEG or BMP file, at its beginning. These are the formats that
-      TensorFlow decodes to single images.
-
-  Returns:
-    The height and the width.
+  `file` is a PNG, JPEG or BMP file, at its beginning. These are the formats
+  that TensorFlow decodes to single images.
 
   Raises:
     ValueError: If the file has no such header.

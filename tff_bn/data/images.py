@@ -10,15 +10,10 @@ _CHUNK = 1024
 
 
 def resize(images: tf.Tensor, image_size: tuple[int, int]) -> tf.Tensor:
-  """Resizes images bilinearly, with antialiasing.
+  """Resizes images bilinearly, with antialiasing; the dtype stays.
 
-  Args:
-    images: Images of shape `[n, height, width, channels]` or `[height, width,
-      channels]`, uint8 or float32.
-    image_size: The new height and width.
-
-  Returns:
-    The resized images, of the same dtype.
+  The images have the shape `[n, height, width, channels]` or `[height, width,
+  channels]` and the dtype uint8 or float32.
   """
   resized = tf.image.resize(images, image_size, antialias=True)
   if images.dtype.is_integer:
@@ -32,17 +27,7 @@ def check_memory(
     image_size: tuple[int, int],
     bytes_per_pixel: int,
 ) -> None:
-  """Checks that resized images fit into memory.
-
-  Args:
-    name: The dataset's name for `load_dataset`.
-    num_images: The number of images.
-    image_size: The height and width to which they are resized.
-    bytes_per_pixel: The number of bytes of a pixel.
-
-  Raises:
-    ValueError: If they don't.
-  """
+  """Raises a `ValueError` if resized images do not fit into memory."""
   height, width = image_size
   memory.check_fits(
       f'image_size={height}x{width} is too large for dataset={name}: its'
@@ -54,13 +39,7 @@ def check_memory(
 def different_sizes(
     source: str, first: tuple[int, ...], other: tuple[int, ...]
 ) -> ValueError:
-  """Returns the error of images whose sizes differ.
-
-  Args:
-    source: The beginning of the error, which names the dataset.
-    first: The height and width of an image.
-    other: Those of another image.
-  """
+  """Returns the error of images with these two heights and widths."""
   return ValueError(
       f'{source} has images of different sizes, for example'
       f' {first[0]}x{first[1]} and {other[0]}x{other[1]} pixels; pass'

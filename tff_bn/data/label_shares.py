@@ -32,13 +32,7 @@ def deal_by_label(
 ) -> list[np.ndarray]:
   """Splits samples into parts with the same size and label distribution.
 
-  Args:
-    labels: The samples' classes, integers of shape `[n]`.
-    num_parts: The number of parts.
-    rng: Determines which samples of a class a part gets.
-
-  Returns:
-    Each part's indices. Sizes differ by at most 1, in each class too.
+  Returns each part's indices. Sizes differ by at most 1, in each class too.
   """
   shuffled = rng.permutation(len(labels))
   order = shuffled[np.argsort(labels[shuffled], kind='stable')]

@@ -117,14 +117,10 @@ def pixel_scaling(
 def small_features(dataset: dataset_lib.Dataset) -> int:
   """Counts the features of vectors that are too small beside the largest one.
 
-  Args:
-    dataset: The dataset.
-
-  Returns:
-    The number of features whose largest absolute value in the training samples
-    is less than a `LARGEST_RATIO`-th of the largest feature's; 0 if that are
-    less than a quarter of the features, or if the samples are images. Features
-    that are constant do not count.
+  A feature is small if its largest absolute value in the training samples is
+  less than a `LARGEST_RATIO`-th of the largest feature's. The count is 0 if
+  fewer than a quarter of the features are small, or if the samples are images.
+  Constant features do not count.
   """
   if len(dataset.input_shape) == 3:
     return 0
@@ -138,14 +134,9 @@ def small_features(dataset: dataset_lib.Dataset) -> int:
 
 
 def has_unscaled_floats(dataset: dataset_lib.Dataset) -> bool:
-  """Whether images are floats that seem to be pixels from 0 to 255.
+  """Whether training images are floats that seem to be pixels from 0 to 255.
 
-  Args:
-    dataset: The dataset.
-
-  Returns:
-    Whether the training samples are images of floats that are not negative and
-    reach far beyond 1.
+  They are not negative and reach far beyond 1.
   """
   x = dataset.x_train
   return bool(

@@ -18,9 +18,8 @@ _KEYS = ('type', 'pythonClassName', 'python_class_name')
 def check(name: str, data_dir: pathlib.Path) -> None:
   """Checks that a prepared dataset has classes of TensorFlow Datasets only.
 
-  Args:
-    name: The name in TensorFlow Datasets.
-    data_dir: The folder of the prepared datasets; it need not exist.
+  `name` is its name in TensorFlow Datasets. The folder of the prepared
+  datasets, `data_dir`, need not exist.
 
   Raises:
     ValueError: If a file of the dataset names another class, or is damaged.

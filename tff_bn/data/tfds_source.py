@@ -162,11 +162,7 @@ def read_builder(
 
 
 def used_splits(builder: Any) -> tuple[str, ...]:
-  """Returns the training and the test split, of which one may be missing.
-
-  Args:
-    builder: A `tfds.core.DatasetBuilder`.
-  """
+  """Returns the training and the test split; one of them may be missing."""
   splits = builder.info.splits
   test = [split for split in _TEST if split in splits][:1]
   return tuple(split for split in (_TRAIN, *test) if split in splits)
