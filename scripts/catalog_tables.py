@@ -89,11 +89,39 @@ def _models() -> Cells:
   return cells
 
 
+def _normalizations() -> Cells:
+  cells = [
+      ['`--normalization`', 'what it does', 'sent besides kernels and biases']
+  ]
+  for entry in models.NORMALIZATIONS.values():
+    cells.append([f'`{entry.name}`', _described(entry), entry.variables])
+  group = models.GROUP_NORMALIZATION
+  cells.append([f'`{group.name}`', _described(group), group.variables])
+  return cells
+
+
+def _algorithms() -> Cells:
+  return [['name', 'what it does']] + [
+      [_linked(name, name), _described(algorithm)]
+      for name, algorithm in algorithms.ALGORITHMS.items()
+  ]
+
+
 def _corrections() -> Cells:
   return [['name', 'what it does']] + [
-      [f'[`+{name}`](algorithms/{name}.md)', _described(correction)]
+      [_linked(f'+{name}', name), _described(correction)]
       for name, correction in algorithms.CORRECTIONS.items()
   ]
+
+
+def _linked(text: str, name: str) -> str:
+  """Returns code that links to the page of an algorithm or its family."""
+  words = name.split('_')
+  for length in range(len(words), 0, -1):
+    page = f'algorithms/{"_".join(words[:length])}.md'
+    if (DOCS / page).exists():
+      return f'[`{text}`]({page})'
+  return f'`{text}`'
 
 
 def _algorithm_options() -> Cells:
@@ -106,11 +134,13 @@ def _algorithm_options() -> Cells:
 
 
 TABLES: dict[str, Callable[[], Cells]] = {
+    'algorithms': _algorithms,
     'corrections': _corrections,
     'algorithm_options': _algorithm_options,
     'datasets': _datasets,
     'splits': _splits,
     'models': _models,
+    'normalizations': _normalizations,
     'columns': _columns,
     'rules': _rules,
     'wrappers': _wrappers,
@@ -125,7 +155,7 @@ def _described(part: parts.Part) -> str:
 
 def _with_code(text: str) -> str:
   """Returns a text with its flags as code."""
-  return re.sub(r'--\w+', r'`\g<0>`', text)
+  return re.sub(r'--\w+(=\w+)?', r'`\g<0>`', text)
 
 
 def _flags(part: parts.Part) -> str:

@@ -143,13 +143,17 @@ class Normalization(Part):
     has_momentum: Whether the layer has running statistics with a momentum.
     needs_bias: Whether the convolution or dense layer before it has a bias,
       because nothing makes it redundant.
+    variables: Its variables, which clients send.
   """
 
   builds: Any = None
   has_momentum: bool = False
   needs_bias: bool = False
+  variables: str = '–'
 
 
+_AFFINE = 'γ, β'
+_AFFINE_AND_STATISTICS = f'{_AFFINE}, running mean and variance'
 STANDARDIZED_WEIGHTS = 'weight_standardization'
 FEATURE = 'feature'
 FIXUP = 'fixup'
@@ -159,33 +163,39 @@ NORMALIZATIONS: Parts[Normalization] = Parts(
         'batch normalization',
         'keras.layers:BatchNormalization',
         has_momentum=True,
+        variables=_AFFINE_AND_STATISTICS,
     ),
     Normalization(
         'layer',
         'layer normalization over the channels',
         'keras.layers:LayerNormalization',
+        variables=_AFFINE,
     ),
     Normalization(
         'batch_renorm',
         'batch renormalization: corrects the batch to the running statistics',
         'tff_bn.layers.batch_renormalization:BatchRenormalization',
         has_momentum=True,
+        variables=_AFFINE_AND_STATISTICS,
     ),
     Normalization(
         'static_batch',
         'batch normalization without running statistics (HeteroFL): evaluation'
         ' uses the batch, too',
         'tff_bn.layers.static_batch_normalization:StaticBatchNormalization',
+        variables=_AFFINE,
     ),
     Normalization(
         STANDARDIZED_WEIGHTS,
         'standardized weights instead of normalization layers (FedWon)',
         needs_bias=True,
+        variables='gain',
     ),
     Normalization(
         FIXUP,
         'Fixup initialization instead of normalization; only for '
         + ' and '.join(FIXUP_MODELS),
+        variables='38 biases and 9 multipliers, one number each',
     ),
     Normalization(
         FEATURE,
@@ -194,10 +204,13 @@ NORMALIZATIONS: Parts[Normalization] = Parts(
     ),
     Normalization('none', 'no normalization', needs_bias=True),
 )
-_GROUP = Normalization(
-    'group', 'group normalization', 'keras.layers:GroupNormalization'
+GROUP_NORMALIZATION = Normalization(
+    'group<N>',
+    'group normalization with N groups',
+    'keras.layers:GroupNormalization',
+    variables=_AFFINE,
 )
-OTHER_NORMALIZATIONS = 'group<N>: group normalization with N groups'
+_GROUPS = f'{GROUP_NORMALIZATION.name}: {GROUP_NORMALIZATION.description}'
 
 
 def num_groups(normalization: str) -> int:
@@ -208,7 +221,7 @@ def num_groups(normalization: str) -> int:
 
 def find_normalization(name: str) -> Normalization:
   """Returns the entry of a normalization; raises a `KeyError` without one."""
-  return _GROUP if num_groups(name) else NORMALIZATIONS[name]
+  return GROUP_NORMALIZATION if num_groups(name) else NORMALIZATIONS[name]
 
 
 # The dtype policies of Keras that are possible.
@@ -297,11 +310,11 @@ NORMALIZATION = Option(
     'normalization',
     value_types.Choice(
         NORMALIZATIONS,
-        OTHER_NORMALIZATIONS,
+        _GROUPS,
         lambda name: num_groups(name) > 0,
     ),
     'The normalization layers of the model:\n'
-    f'{listing(NORMALIZATIONS)}or {OTHER_NORMALIZATIONS}',
+    f'{listing(NORMALIZATIONS)}or {_GROUPS}',
     'batch',
     argument=OWN_NAME,
 )
