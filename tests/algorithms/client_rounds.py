@@ -1,12 +1,57 @@
 """Several clients' data and rounds with client states."""
 
+import functools
+
 import numpy as np
 import numpy_reference as reference
 import tensorflow as tf
 import tensorflow_federated as tff
+import toy_problem
 
 from tff_bn import algorithms
 from tff_bn.processes.stateful_process import StatefulLearningProcess
+
+BUILDERS = [name for name in algorithms.__all__ if name.startswith('build_')]
+_REQUIRED = {
+    'build_fed_bs': dict(epsilon=1.0),
+    'build_fedtan_ii': dict(sync_rounds=1),
+    'build_fixbn': dict(fixbn_rounds=1),
+}
+
+
+def build(builder_name, model, optimizer=None, **options):
+  """Calls a builder, with values for the arguments that have no default."""
+  return getattr(algorithms, builder_name)(
+      model,
+      optimizer or tff.learning.optimizers.build_sgdm(0.1),
+      **{**_REQUIRED.get(builder_name, {}), **options},
+  )
+
+
+@functools.cache
+def toy_model(builder_name=''):
+  """Returns the float64 model of the toy problem; tests share it."""
+  return toy_problem.Toy().model_for(builder_name)
+
+
+@functools.lru_cache(maxsize=32)
+def toy_process(builder_name, rate=0.1, momentum=None, **options):
+  """Returns the toy problem's model and a process; tests share both.
+
+  To trace a process takes a second, and a round of it hundredths. A process has
+  no state, so that tests can use the same one.
+
+  Args:
+    builder_name: The name of the builder.
+    rate: The clients' learning rate.
+    momentum: The clients' momentum.
+    **options: Other arguments, which must be hashable.
+  """
+  model = toy_model('build_hbn' if builder_name == 'build_hbn' else '')
+  if options.get('build_process') is algorithms.build_hbn:
+    model = toy_model('build_hbn')
+  optimizer = tff.learning.optimizers.build_sgdm(rate, momentum)
+  return model, build(builder_name, model, optimizer, **options)
 
 
 def datasets(problem, sizes, seeds=None):

@@ -4,13 +4,14 @@ A round without clients must leave the states unchanged to the bit.
 """
 
 import collections
+import functools
 
+import client_rounds
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn import algorithms
 from tff_bn.clients import drift_correction
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
@@ -18,14 +19,23 @@ pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 _OPTIMIZERS = tff.learning.optimizers
 _SGD = _OPTIMIZERS.build_sgdm
-_SERVER_OPTIMIZERS = {
-    'adam': _OPTIMIZERS.build_adam(0.01),
-    'momentum': _SGD(0.5, 0.9),
-}
-_REQUIRED = {
+_OPTIONS = {
+    'fed_avg': dict(
+        client_weighting='uniform', server_optimizer=_SGD(0.5, 0.9)
+    ),
     'fed_bs': dict(epsilon=1e-9),
     'fixbn': dict(fixbn_rounds=3),
+    # A dropped client still counts for N.
+    'scaffold': dict(num_clients=4),
 }
+_QUICK = ('fbn', 'fed_bn', 'scaffold', 'fed_avg')
+_NAMES = [
+    *_QUICK,
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ('fedtan', 'fixbn', 'fed_bs')
+    ),
+]
 
 
 def _poisoned(toy, seed=0):
@@ -50,14 +60,8 @@ def _metrics(output):
 class _Run:
   """A training with a fixed number of clients."""
 
-  def __init__(self, toy, name, **options):
-    self.model = toy.model()
-    momentum = None if name == 'scaffold' else 0.5
-    self.process = getattr(algorithms, f'build_{name}')(
-        self.model,
-        _SGD(0.1, momentum),
-        **{**_REQUIRED.get(name, {}), **options},
-    )
+  def __init__(self, model, process):
+    self.model, self.process = model, process
     self.is_stateful = isinstance(self.process, StatefulLearningProcess)
     self.state = self.process.initialize()
     self.client_states = None
@@ -100,6 +104,20 @@ class _Run:
     ]
 
 
+@functools.cache
+def _with_server_optimizer(name):
+  """Returns a model and a process with a server optimizer that has a state."""
+  options = dict(
+      client_weighting='num_examples',
+      server_optimizer=_OPTIMIZERS.build_adam(0.01),
+  )
+  return client_rounds.toy_process(
+      f'build_{name}',
+      momentum=None if name == 'scaffold' else 0.5,
+      **{**options, **_OPTIONS.get(name, {})},
+  )
+
+
 def _assert_same(found, expected):
   tf.nest.assert_same_structure(found, expected)
   for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(expected)):
@@ -114,25 +132,9 @@ def _changed(found, expected):
   )
 
 
-@pytest.mark.parametrize(
-    ('name', 'weighting'),
-    [
-        ('fbn', 'num_examples'),
-        ('fed_bn', 'num_examples'),
-        ('scaffold', 'num_examples'),
-        ('fed_avg', 'uniform'),
-        *(
-            pytest.param(name, 'num_examples', marks=pytest.mark.slow)
-            for name in ('fedtan', 'fixbn', 'fed_bs')
-        ),
-    ],
-)
-def test_a_dropped_client_leaves_the_mean_of_the_others(toy, name, weighting):
-  options = dict(client_weighting=weighting)
-  if name == 'scaffold':
-    # A dropped client still counts for N.
-    options['num_clients'] = 4
-  initial = _Run(toy, name, **options)
+@pytest.mark.parametrize('name', _NAMES)
+def test_a_dropped_client_leaves_the_mean_of_the_others(toy, name):
+  initial = _Run(*_with_server_optimizer(name))
   found, expected = initial.copy(), initial.copy()
   for number in range(1, 4):
     good = _good(toy)
@@ -154,21 +156,9 @@ def test_a_dropped_client_leaves_the_mean_of_the_others(toy, name, weighting):
     _assert_same(dropped, found.process.initialize_client(found.state))
 
 
-@pytest.mark.parametrize(
-    ('name', 'server_optimizer'),
-    [
-        ('fbn', 'adam'),
-        ('fed_bn', 'adam'),
-        ('scaffold', 'adam'),
-        *(
-            pytest.param(name, 'adam', marks=pytest.mark.slow)
-            for name in ('fedtan', 'fixbn', 'fed_bs')
-        ),
-        ('fed_avg', 'momentum'),
-    ],
-)
-def test_without_any_good_client_nothing_changes(toy, name, server_optimizer):
-  run = _Run(toy, name, server_optimizer=_SERVER_OPTIMIZERS[server_optimizer])
+@pytest.mark.parametrize('name', _NAMES)
+def test_without_any_good_client_nothing_changes(toy, name):
+  run = _Run(*_with_server_optimizer(name))
   assert run.next(_good(toy))['failed_rounds'] == 0
   assert run.next(_good(toy))['failed_rounds'] == 0
   # An optimizer with momentum would continue.
@@ -213,8 +203,7 @@ def test_without_any_good_client_nothing_changes(toy, name, server_optimizer):
 
 
 def test_centralized_keeps_its_model_and_its_momentum(toy):
-  model = toy.model()
-  process = algorithms.build_centralized(model, _SGD(0.1, 0.9))
+  _, process = client_rounds.toy_process('build_centralized', momentum=0.9)
   state = process.next(process.initialize(), [toy.dataset(20, 1)]).state
   before = state
   for data, num_dropped, failed_rounds in (
@@ -242,7 +231,7 @@ def test_centralized_keeps_its_model_and_its_momentum(toy):
 
 def test_a_client_that_diverges_in_its_second_step_is_dropped(toy):
   """Its first step was good, but is not sent either."""
-  run = _Run(toy, 'fedtan', local_steps=2)
+  run = _Run(*client_rounds.toy_process('build_fedtan', local_steps=2))
   other = run.copy()
   bad = toy.dataset(8, 0).concatenate(_poisoned(toy, 4))
   metrics = run.next([bad, _poisoned(toy)])
@@ -272,7 +261,9 @@ class _Careless(drift_correction.DriftCorrection):
 
 
 def test_a_discarded_state_does_not_drop_a_client_without_data(toy):
-  run = _Run(toy, 'fed_avg', drift_correction=_Careless())
+  run = _Run(
+      *client_rounds.toy_process('build_fed_avg', drift_correction=_Careless())
+  )
   metrics = run.next([*_good(toy), _empty(toy), _poisoned(toy)])
   assert metrics['num_dropped_clients'] == 1
   *good, empty, poisoned = run.client_states

@@ -103,6 +103,16 @@ def _build(model, weight=_WEIGHT, **options):
   )
 
 
+def _process(**options):
+  """Returns a model and a process, which tests share."""
+  return client_rounds.toy_process(
+      'build_moon',
+      contrastive_weight=_WEIGHT,
+      temperature=_TEMPERATURE,
+      **options,
+  )
+
+
 def _run(problem, process, num_rounds, sizes=_SIZES):
   """Returns the server's model, the clients' states and all rounds' metrics."""
   training = client_rounds.Training(process, len(sizes))
@@ -165,15 +175,26 @@ def test_weight_0_is_fed_avg_to_the_bit(toy):
     ],
 )
 def test_rounds_equal_numpy(toy, kind):
-  """The second client misses a round, so its previous model is older."""
-  problem = toy if kind == 'toy' else linear_models.Linear(kind)
+  """The second client misses a round, so its previous model is older.
+
+  A client's state is the model that it trained, neither the server's mean nor
+  the result of the server's optimizer.
+  """
+  kwargs = {'momentum': 0.5, 'weight_decay': 0.01}
+  options = {}
+  if kind == 'toy':
+    problem = toy
+    kwargs['server_rate'] = 0.5
+    options['server_optimizer'] = _SGD(0.5)
+  else:
+    problem = linear_models.Linear(kind)
   model = problem.model()
   process = _build(
       model,
       client_optimizer=_SGD(0.1, momentum=0.5),
       client_weight_decay=0.01,
+      **options,
   )
-  kwargs = {'momentum': 0.5, 'weight_decay': 0.01}
   _check_rounds(
       problem,
       model,
@@ -208,8 +229,7 @@ def test_first_round_equals_fed_avg(toy):
 
 
 def test_a_new_client_starts_from_the_servers_model(toy):
-  model = toy.model()
-  process = _build(model)
+  model, process = _process()
   state = process.initialize()
   client = process.initialize_client(state)
   state = process.next(state, [client], [toy.dataset(16, 1)]).state
@@ -220,23 +240,9 @@ def test_a_new_client_starts_from_the_servers_model(toy):
     np.testing.assert_array_equal(new[f'previous_{variable.name}'], value)
 
 
-def test_the_state_is_the_clients_trained_model(toy):
-  """It is neither the server's mean nor its optimizer's result."""
-  model = toy.model()
-  process = _build(model, server_optimizer=_SGD(0.5))
-  _check_rounds(
-      toy,
-      model,
-      process,
-      _Truth(toy, model),
-      [((0, 1, 2), {'server_rate': 0.5})] * 3,
-  )
-
-
 def test_local_variables_are_the_clients_own_in_all_models(toy):
-  model = toy.model()
   local = reference.AFFINE + reference.STATISTICS
-  process = _build(model, build_process=algorithms.build_fed_bn)
+  model, process = _process(build_process=algorithms.build_fed_bn)
   assert process.has_client_models
   truth = _Truth(toy, model, local=local)
   _check_rounds(
@@ -270,8 +276,7 @@ def test_fbn_equals_numpy(toy):
 
 
 def test_clients_without_an_update_keep_their_model(toy):
-  model = toy.model()
-  process = _build(model)
+  _, process = _process()
   training = client_rounds.Training(process, 4)
   data = client_rounds.datasets(toy, (16,) * 4)
   training.next_round(data)
@@ -456,11 +461,11 @@ def test_dropout_is_in_the_trained_model_only(toy):
   _assert_close(found.trainable, expected.trainable)
 
 
-def test_an_unknown_layer(toy):
+def test_an_unknown_layer():
   with pytest.raises(
       ValueError, match="feature_layer='nowhere' is the name of 0 layers"
   ) as error:
-    _build(toy.model(), feature_layer='nowhere')
+    _build(client_rounds.toy_model(), feature_layer='nowhere')
   for name in ('hidden', 'norm', 'logits'):
     assert name in str(error.value)
 

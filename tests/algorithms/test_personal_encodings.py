@@ -1,19 +1,23 @@
 """Tests of personal position encodings in all algorithms."""
 
 import collections
+import functools
 
+import client_rounds
 import keras
 import numpy as np
 import numpy_reference as reference
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+import toy_problem
 
 import tff_bn
 from tff_bn import algorithms
 from tff_bn import analysis
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import Role
+from tff_bn.processes import personal_phases
 from tff_bn.processes import phased_process
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
@@ -24,7 +28,6 @@ _SIZES = (20, 7, 13)  # Unequal, with short last batches.
 # Positions in the weights of dense, batch norm, encoding, ReLU, dense.
 _PHASE = 6
 
-_BUILDERS = [name for name in algorithms.__all__ if name.startswith('build_')]
 _REFUSING = {
     'build_centralized': 'centralized training',
     'build_fedtan': 'FedTAN',
@@ -42,25 +45,18 @@ _ALIKE = frozenset(
         'build_dsgd',
     ]
 )
-_REQUIRED = {
-    'build_fed_bs': dict(epsilon=1.0),
-    'build_fedtan_ii': dict(sync_rounds=1),
-    'build_fixbn': dict(fixbn_rounds=1),
-}
-
-
 def _model(
-    toy, share=0.5, mode='add', amplitude=0.4, builder_name='', **kwargs
+    toy, share=0.5, mode='add', amplitude=0.4, builder_name=''
 ):
   return toy.model_for(
       builder_name,
       lambda: tff_bn.add_position_encodings(
-          toy.keras_model(), mode, amplitude, personal_share=share, **kwargs
+          toy.keras_model(), mode, amplitude, personal_share=share
       ),
   )
 
 
-def _deep_model(shared=False):
+def _deep_model():
   """Returns a model with two phases and no batch normalization."""
 
   def keras_model_fn():
@@ -72,14 +68,20 @@ def _deep_model(shared=False):
             keras.layers.Dense(3),
         ]
     )
-    share = 0.0 if shared else 1.0
-    return tff_bn.add_position_encodings(model, personal_share=share)
+    return tff_bn.add_position_encodings(model, personal_share=1.0)
 
   return BatchNormModel(
       keras_model_fn,
       (tf.TensorSpec((None, 4)), tf.TensorSpec((None,), tf.int32)),
       lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
   )
+
+
+@functools.cache
+def _process(name, share=0.5, **options):
+  """Returns a model and a process, which tests share."""
+  model = _model(toy_problem.Toy(), share, builder_name=name)
+  return model, client_rounds.build(name, model, **options)
 
 
 def _datasets(toy):
@@ -98,12 +100,6 @@ def _phases(client_states):
           [v for n, v in state.items() if n.startswith('personal_phase_')]
           for state in client_states
       ]
-  )
-
-
-def _build(name, model, **kwargs):
-  return getattr(algorithms, name)(
-      model, _SGD(0.1), **_REQUIRED.get(name, {}), **kwargs
   )
 
 
@@ -216,20 +212,19 @@ def _names_at_server(type_spec, is_at_server=False):
     'name',
     [
         pytest.param(n, marks=pytest.mark.slow) if n in _ALIKE else n
-        for n in _BUILDERS
+        for n in client_rounds.BUILDERS
     ],
 )
 def test_every_algorithm_trains_or_refuses(toy, name):
-  model = _model(toy, builder_name=name)
   if name in _REFUSING:
     message = (
         f'^{_REFUSING[name]} is impossible with personal position encodings, as'
         ' in the layers hidden_position of the model'
     )
     with pytest.raises(ValueError, match=message):
-      _build(name, model)
+      client_rounds.build(name, _model(toy))
     return
-  process = _build(name, model)
+  model, process = _process(name)
   assert isinstance(process, StatefulLearningProcess)
   assert process.has_client_models
   assert process.has_personal_state
@@ -263,11 +258,10 @@ def test_every_algorithm_trains_or_refuses(toy, name):
   assert server[phase_at] == 0
 
 
-@pytest.mark.parametrize('name', ['build_fed_avg', 'build_fbn'])
-def test_clients_send_the_same_as_without_encodings(toy, name):
+def test_clients_send_the_same_as_without_encodings():
   sent = []
   for share in (0.0, 0.5):
-    process = _build(name, _model(toy, share))
+    _, process = _process('build_fed_avg', share)
     sent.append(
         collections.Counter(
             (m.direction, m.shape, m.num_bytes)
@@ -279,14 +273,15 @@ def test_clients_send_the_same_as_without_encodings(toy, name):
 
 def test_all_encodings_are_shared_by_default(toy):
   """Such a process has no client states."""
-  shared = _model(toy, 0.0)
   default = toy.model(
       lambda: tff_bn.add_position_encodings(toy.keras_model(), 'add', 0.4)
   )
   weights = []
-  for model in (shared, default):
+  for model, process in (
+      _process('build_fed_avg', 0.0),
+      (default, client_rounds.build('build_fed_avg', default)),
+  ):
     assert Role.PERSONAL_PHASE not in {v.role for v in model.variables}
-    process = algorithms.build_fed_avg(model, _SGD(0.1))
     assert isinstance(process, tff.learning.templates.LearningProcess)
     state = process.next(process.initialize(), _datasets(toy)).state
     weights.append(process.get_model_weights(state))
@@ -316,9 +311,8 @@ def test_all_encodings_are_shared_by_default(toy):
     ],
 )
 def test_combinations(toy, build, base):
-  model = _model(toy)
-  process = build(model, _SGD(0.1), build_process=base, seed=4)
-  plain = algorithms.build_fed_avg(model, _SGD(0.1), seed=4)
+  model, plain = _process('build_fed_avg')
+  process = build(model, _SGD(0.1), build_process=base)
   state = process.initialize()
   clients = _first_clients(process, state)
   # The same model and seed: the same phases.
@@ -379,21 +373,25 @@ def test_moon_compares_models_with_the_clients_encodings(toy):
 def test_phases_depend_only_on_seed_client_and_layer():
   model = _deep_model()
 
-  def draw(seed, numbers, build=algorithms.build_fed_avg):
-    process = build(model, _SGD(0.1), seed=seed)
-    initial = process.initialize_client(process.initialize())
-    states = [process.personalize(initial, number) for number in numbers]
-    assert not np.any(_phases([initial]))  # It stays as it is.
-    return _phases(states)
+  def draw(seed, numbers):
+    return np.array(
+        [
+            [*personal_phases.draw(model, seed, number).values()]
+            for number in numbers
+        ]
+    )
 
   phases = draw(3, range(200))
   assert phases.dtype == np.float32
   assert phases.shape == (200, 2)
-  # The order of the clients does not matter.
-  np.testing.assert_array_equal(draw(3, [5, 199, 5, 0]), phases[[5, 199, 5, 0]])
-  np.testing.assert_array_equal(
-      draw(3, [1], algorithms.build_single), phases[[1]]
-  )
+  for build in (algorithms.build_fed_avg, algorithms.build_single):
+    process = build(model, _SGD(0.1), seed=3)
+    initial = process.initialize_client(process.initialize())
+    # The order of the clients does not matter.
+    numbers = [5, 199, 5, 0]
+    states = [process.personalize(initial, number) for number in numbers]
+    np.testing.assert_array_equal(_phases(states), phases[numbers])
+    assert not np.any(_phases([initial]))  # It stays as it is.
   expected = [
       np.random.default_rng([3, number, 0x70686173]).random(2, np.float32)
       for number in range(200)
@@ -408,18 +406,16 @@ def test_phases_depend_only_on_seed_client_and_layer():
     assert not np.any(draw(seed, range(3)) == phases[:3])
 
 
-def test_nothing_is_personal_without_phases(toy):
-  process = algorithms.build_fed_bn(_model(toy, 0.0), _SGD(0.1))
+def test_nothing_is_personal_without_phases():
+  _, process = _process('build_single', 0.0)
   assert not process.has_personal_state
   client = process.initialize_client(process.initialize())
   assert process.personalize(client, 3) is client
 
 
-def test_phased_processes_forward_it(toy):
-  model = _model(toy)
-  first, second = (
-      algorithms.build_fed_bn(model, _SGD(0.1), seed=seed) for seed in (5, 6)
-  )
+def test_phased_processes_forward_it():
+  _, first = _process('build_fed_bn')
+  _, second = _process('build_fed_bn', seed=6)
   process = phased_process.build_phased_process([(1, first), (None, second)])
   assert process.has_personal_state
   state = process.initialize()
@@ -439,8 +435,7 @@ def test_personal_phases_are_no_batch_normalization():
 
 
 def test_clients_that_are_left_out_keep_their_phases(toy):
-  model = _model(toy)
-  process = algorithms.build_fed_avg(model, _SGD(0.1))
+  _, process = _process('build_fed_avg')
   x, y = toy.arrays(8, 0)
   x[3, 0] = np.nan
   diverging = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
