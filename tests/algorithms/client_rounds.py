@@ -28,9 +28,13 @@ def build(builder_name, model, optimizer=None, **options):
   )
 
 
-@functools.cache
 def toy_model(builder_name=''):
-  """Returns the float64 model of the toy problem; tests share it."""
+  """Returns a float64 model that a builder can train; tests share it."""
+  return _toy_model('build_hbn' if builder_name == 'build_hbn' else '')
+
+
+@functools.cache
+def _toy_model(builder_name):
   return toy_problem.Toy().model_for(builder_name)
 
 
@@ -38,8 +42,8 @@ def toy_model(builder_name=''):
 def toy_process(builder_name, rate=0.1, momentum=None, **options):
   """Returns the toy problem's model and a process; tests share both.
 
-  To trace a process takes a second, and a round of it hundredths. A process has
-  no state, so that tests can use the same one.
+  Tracing a process takes a second, a round only hundredths. Processes keep no
+  state, so many tests can use the same one.
 
   Args:
     builder_name: The name of the builder.
@@ -47,7 +51,7 @@ def toy_process(builder_name, rate=0.1, momentum=None, **options):
     momentum: The clients' momentum.
     **options: Other arguments, which must be hashable.
   """
-  model = toy_model('build_hbn' if builder_name == 'build_hbn' else '')
+  model = toy_model(builder_name)
   if options.get('build_process') is algorithms.build_hbn:
     model = toy_model('build_hbn')
   optimizer = tff.learning.optimizers.build_sgdm(rate, momentum)
@@ -157,9 +161,6 @@ def run(process, data, num_rounds):
 
 def weights_after_two_rounds(problem, name, **options):
   """Returns the model's weights after two rounds of an algorithm."""
-  model = problem.model()
-  process = getattr(algorithms, f'build_{name}')(
-      model, tff.learning.optimizers.build_sgdm(0.1, 0.5), **options
-  )
+  model, process = toy_process(f'build_{name}', momentum=0.5, **options)
   sizes = [20] if name == 'centralized' else (20, 7, 33)
   return run(process, datasets(problem, sizes), 2).weights(model)

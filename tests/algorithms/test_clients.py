@@ -1,5 +1,6 @@
-"""Tests of clients without data, diverging clients, and unusual variables."""
+"""Tests of centralized training, and of unusual models at clients."""
 
+import client_rounds
 import keras
 import numpy as np
 import pytest
@@ -17,47 +18,13 @@ def _values(model, process, state):
   return model.from_model_weights(process.get_model_weights(state))
 
 
-def _poisoned(toy):
-  x, y = toy.arrays(8, 0)
-  x[3, 0] = np.nan
-  return tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
-
-
 def _assert_equal(found, expected):
   for a, b in zip(found, expected):
     np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize(
-    ('bad_client', 'weighting'),
-    [('nan', 'uniform'), ('empty', 'num_examples')],
-)
-def test_a_bad_client_has_no_weight(toy, weighting, bad_client):
-  model = toy.model()
-  process = algorithms.build_fed_avg(
-      model, _SGD(0.1), client_weighting=weighting
-  )
-  state = process.initialize()
-  good = [toy.dataset(16, 1), toy.dataset(9, 2)]
-  bad = _poisoned(toy) if bad_client == 'nan' else toy.dataset(8, 0).take(0)
-
-  expected = process.next(state, good)
-  found = process.next(state, [good[0], bad, good[1]])
-
-  for a, b in zip(
-      _values(model, process, found.state),
-      _values(model, process, expected.state),
-  ):
-    np.testing.assert_allclose(a, b, rtol=1e-12)
-  metrics = found.metrics['client_work']
-  assert metrics['num_clients'] == 3
-  assert metrics['num_dropped_clients'] == (bad_client == 'nan')
-  for name, value in expected.metrics['client_work']['train'].items():
-    np.testing.assert_allclose(metrics['train'][name], value, rtol=1e-12)
-
-
 def test_centralized_refuses_more_than_one_dataset(toy):
-  process = algorithms.build_centralized(toy.model(), _SGD(0.1))
+  _, process = client_rounds.toy_process('build_centralized')
   state = process.initialize()
   with pytest.raises(Exception, match='exactly one dataset'):
     process.next(state, [toy.dataset(8, 0), toy.dataset(8, 1)])
@@ -65,11 +32,9 @@ def test_centralized_refuses_more_than_one_dataset(toy):
 
 def test_centralized_keeps_its_momentum(toy):
   """Two rounds of one epoch are one round of two epochs."""
-  model = toy.model()
-  kwargs = dict(client_weight_decay=0.01)
-  once = algorithms.build_centralized(model, _SGD(0.1, 0.9), **kwargs)
-  twice = algorithms.build_centralized(
-      model, _SGD(0.1, 0.9), local_epochs=2, **kwargs
+  model, once = client_rounds.toy_process('build_centralized', momentum=0.9)
+  _, twice = client_rounds.toy_process(
+      'build_centralized', momentum=0.9, local_epochs=2
   )
   data = [toy.dataset(20, 4)]
   state = once.next(once.initialize(), data).state
@@ -79,10 +44,8 @@ def test_centralized_keeps_its_momentum(toy):
 
 
 def test_centralized_follows_the_learning_rate_schedule(toy):
-  model = toy.model()
-  process = algorithms.build_centralized(
-      model,
-      _SGD(0.1),
+  _, process = client_rounds.toy_process(
+      'build_centralized',
       client_learning_rate_schedule=lambda r: tf.where(r < 1, 0.1, 0.0),
   )
   data = [toy.dataset(8, 0)]
@@ -99,8 +62,7 @@ def test_centralized_follows_the_learning_rate_schedule(toy):
 
 
 def test_centralized_can_start_from_other_weights(toy):
-  model = toy.model()
-  process = algorithms.build_centralized(model, _SGD(0.1))
+  model, process = client_rounds.toy_process('build_centralized')
   weights = model.from_keras(toy.keras_model())
   state = process.set_model_weights(process.initialize(), weights)
   _assert_equal(process.get_model_weights(state).trainable, weights.trainable)

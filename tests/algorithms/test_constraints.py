@@ -165,9 +165,7 @@ def test_one_step_in_a_round(build, options):
       [_dataset([batch]) for batch in batches],
   )
 
-  for a, b in zip(
-      model.from_model_weights(weights), expected, strict=True
-  ):
+  for a, b in zip(model.from_model_weights(weights), expected, strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 

@@ -138,9 +138,7 @@ def test_epsilon_is_a_strict_bound(epsilon, switched):
       model, SharedWeights(model, partition.FEDAVG), None
   )
   # The losses' deviation is 1.
-  sums = [
-      correction.sums(tf.constant(loss, tf.float64)) for loss in (1.0, 3.0)
-  ]
+  sums = [correction.sums(tf.constant(loss, tf.float64)) for loss in (1.0, 3.0)]
   total = tf.nest.map_structure(lambda *parts: tf.add_n(parts), *sums)
   for before in (False, True):
     after = correction.next_server_state(
@@ -269,9 +267,7 @@ def test_local_variables_stay(toy):
 
 def test_fbns_statistics_describe_all_values(toy):
   """They do not depend on the losses."""
-  model, process = _fed_bs(
-      epsilon=_AT_ONCE, build_process=algorithms.build_fbn
-  )
+  model, process = _fed_bs(epsilon=_AT_ONCE, build_process=algorithms.build_fbn)
   truth = _Truth(model, _AT_ONCE)
   seen, before = [], []
 

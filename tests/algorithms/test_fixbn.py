@@ -1,5 +1,6 @@
 """Tests of FixBN."""
 
+import client_rounds
 import keras
 import numpy as np
 import numpy_reference as reference
@@ -34,10 +35,11 @@ def _fixed_local(weights, x, y):
 
 
 def test_first_fedavg_then_training_with_fixed_statistics(toy):
-  model = toy.model()
   options = dict(statistics_aggregator=aggregators.PooledMomentsFactory())
-  fixbn = algorithms.build_fixbn(model, _SGD(0.1), fixbn_rounds=2, **options)
-  fedavg = algorithms.build_fed_avg(model, _SGD(0.1), **options)
+  model, fixbn = client_rounds.toy_process(
+      'build_fixbn', fixbn_rounds=2, **options
+  )
+  _, fedavg = client_rounds.toy_process('build_fed_avg', **options)
 
   states = _states(fixbn, toy, 4)
   found = [
@@ -63,11 +65,11 @@ def test_first_fedavg_then_training_with_fixed_statistics(toy):
 
 
 @pytest.mark.parametrize('fixbn_rounds', [0, -1, 1.5, '2', None])
-def test_a_wrong_number_of_rounds_is_refused(toy, fixbn_rounds):
+def test_a_wrong_number_of_rounds_is_refused(fixbn_rounds):
   with pytest.raises(
       (TypeError, ValueError), match='fixbn_rounds.* whole number, at least 1'
   ):
-    algorithms.build_fixbn(toy.model(), _SGD(0.1), fixbn_rounds=fixbn_rounds)
+    client_rounds.toy_process('build_fixbn', fixbn_rounds=fixbn_rounds)
 
 
 def test_a_model_without_batch_normalization_is_refused(toy):

@@ -100,10 +100,16 @@ def _assert_close(found, expected, message=''):
     np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6, err_msg=message)
 
 
-def _check(name, model_name, kinds=_KINDS, learning_rate=0.05):
-  """Compares two rounds with and without clients that must be left out."""
+@functools.cache
+def _process(name, model_name='small_cnn', learning_rate=0.05):
+  """Returns a model and a process, which tests share."""
   model = _model(model_name)
-  process = _BUILDERS[name](model, _SGD(learning_rate), local_steps=None)
+  return model, _BUILDERS[name](model, _SGD(learning_rate), local_steps=None)
+
+
+def _check(name, model_name='small_cnn', learning_rate=0.05):
+  """Compares two rounds with and without clients that must be left out."""
+  model, process = _process(name, model_name, learning_rate)
   # The last client has a single example.
   good = [_dataset(*_arrays(seed, n)) for seed, n in enumerate((8, 6, 1))]
   expected = client_rounds.run(process, good, 2)
@@ -112,7 +118,7 @@ def _check(name, model_name, kinds=_KINDS, learning_rate=0.05):
       np.any(a != b)
       for a, b in zip(_values(expected, model), _values(initial, model))
   )
-  for kind in kinds:
+  for kind in _KINDS:
     bad = _left_out(kind)
     found = client_rounds.Training(process, 4)
     for _ in range(2):
@@ -140,7 +146,7 @@ _QUICK = ('fed_avg', 'fed_bn', 'fedtan_fused', 'fbn')
     ],
 )
 def test_a_round_with_such_a_client_is_the_round_without(name):
-  _check(name, 'small_cnn')
+  _check(name)
 
 
 @pytest.mark.slow
@@ -162,7 +168,7 @@ def test_with_deeper_models(name, model_name):
 
 @pytest.mark.usefixtures('native_runtime')
 def test_fedtan_in_the_native_runtime():
-  _check('fedtan', 'small_cnn')
+  _check('fedtan')
 
 
 # In this runtime, only the kind of the state differs between algorithms.
@@ -170,7 +176,7 @@ def test_fedtan_in_the_native_runtime():
 @pytest.mark.usefixtures('native_runtime')
 @pytest.mark.parametrize('name', ['fed_avg', 'fbn', 'scaffold', 'fixbn'])
 def test_in_the_native_runtime(name):
-  _check(name, 'small_cnn')
+  _check(name)
 
 
 @pytest.mark.usefixtures('in_process_runtime')
@@ -183,11 +189,10 @@ def test_in_the_native_runtime(name):
     ],
 )
 def test_an_empty_batch_between_others_changes_nothing(name):
-  model = _model('small_cnn')
+  model, process = _process(name)
   x, y = _arrays(0, 8)
   parts = [_dataset(x[:4], y[:4]), _dataset(x[4:], y[4:])]
   empty = tf.data.Dataset.from_tensors((x[:0], y[:0]))
-  process = _BUILDERS[name](model, _SGD(0.05))
   found = client_rounds.run(
       process, [parts[0].concatenate(empty).concatenate(parts[1])], 1
   )
@@ -267,8 +272,7 @@ def test_fedtan_leaves_a_client_out_of_the_exchanges_of_all_branches(moments):
     ],
 )
 def test_fedtan_leaves_out_a_client_whose_numbers_are_too_large(name):
-  model = _model('small_cnn')
-  process = _BUILDERS[name](model, _SGD(0.05))
+  model, process = _process(name)
   good = [_dataset(*_arrays(seed, 8)) for seed in range(3)]
   expected = client_rounds.run(process, good, 1).weights(model)
   x, y = _arrays(7, 8)

@@ -1,5 +1,6 @@
 """The algorithms with alternatives to batch normalization."""
 
+import client_rounds
 import keras
 import numpy as np
 import pytest
@@ -50,34 +51,14 @@ def test_fed_avg_with_one_client_equals_steps_of_keras(toy):
     np.testing.assert_allclose(a, b, rtol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ('build', 'local'),
-    [
-        ('build_fed_avg', ''),
-        ('build_fed_bn', 'scale shift moving_mean moving_variance'),
-        ('build_silo_bn', 'moving_mean moving_variance'),
-        ('build_local_affine', 'scale shift'),
-    ],
-)
-def test_partitions_keep_variables_of_batch_renormalization(toy, build, local):
+def test_fed_bn_keeps_the_variables_of_batch_renormalization(toy):
   model = _renorm(toy)
-  process = getattr(algorithms, build)(model, _SGD(0.1))
+  process = algorithms.build_fed_bn(model, _SGD(0.1))
   data = [toy.dataset(16, seed) for seed in (0, 1)]
-  state = process.initialize()
-  if not local:
-    state = process.next(state, data).state
-    clients = [process.get_model_weights(state)] * 2
-  else:
-    started = [process.initialize_client(state) for _ in data]
-    output = process.next(state, started, data)
-    clients = [
-        process.get_client_model_weights(output.state, client)
-        for client in output.client_states
-    ]
-  for variable, a, b in zip(
-      model.variables, *map(model.from_model_weights, clients), strict=True
-  ):
-    is_local = variable.role.value in local.split()
+  clients = client_rounds.run(process, data, 1).client_weights(model)
+  local = ('scale', 'shift', 'moving_mean', 'moving_variance')
+  for variable, a, b in zip(model.variables, *clients, strict=True):
+    is_local = variable.role.value in local
     assert np.array_equal(a, b) != is_local, variable
 
 
@@ -162,31 +143,21 @@ def test_algorithms_that_cannot_treat_renorm(toy, build, options, message):
 @pytest.mark.parametrize(
     ('build', 'options'),
     [
-        ('build_fed_avg', {}),
         (
             'build_fed_avg',
             dict(statistics_aggregator=aggregators.NaiveMomentsFactory()),
         ),
-        ('build_single', {}),
-        ('build_centralized', {}),
+        pytest.param('build_centralized', {}, marks=pytest.mark.slow),
     ],
 )
 def test_algorithms_that_train_renorm_as_keras(toy, build, options):
-  toy.dtype = 'float64'
   model = _with_norm(toy, renorm=True, momentum=0.75, renorm_momentum=0.5)
   process = getattr(algorithms, build)(model, _SGD(0.1), **options)
-  state, data = process.initialize(), toy.dataset(16, 1)
-  if build == 'build_single':
-    output = process.next(state, [process.initialize_client(state)], [data])
-    weights = process.get_client_model_weights(
-        output.state, output.client_states[0]
-    )
-  else:
-    weights = process.get_model_weights(process.next(state, [data]).state)
+  data = toy.dataset(16, 1)
+  found = client_rounds.run(process, [data], 1).weights(model)
   keras_model = model.to_keras()
   keras_model.compile(keras.optimizers.SGD(0.1), toy.loss())
   keras_model.fit(data, verbose=0)
-  found = model.from_model_weights(weights)
   for a, b in zip(found, keras_model.get_weights(), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9)
 
@@ -257,7 +228,14 @@ def _small(normalization):
   )
 
 
-@pytest.mark.parametrize('normalization', models.NORMALIZATIONS)
+@pytest.mark.parametrize(
+    'normalization',
+    [
+        # Fixup needs a residual network, which is deep.
+        pytest.param(n, marks=pytest.mark.slow) if n == 'fixup' else n
+        for n in models.NORMALIZATIONS
+    ],
+)
 def test_fed_avg_trains_with_every_normalization(normalization):
   model = _small(normalization)
   process = algorithms.build_fed_avg(model, _SGD(0.1), local_epochs=3)

@@ -45,9 +45,9 @@ _ALIKE = frozenset(
         'build_dsgd',
     ]
 )
-def _model(
-    toy, share=0.5, mode='add', amplitude=0.4, builder_name=''
-):
+
+
+def _model(toy, share=0.5, mode='add', amplitude=0.4, builder_name=''):
   return toy.model_for(
       builder_name,
       lambda: tff_bn.add_position_encodings(

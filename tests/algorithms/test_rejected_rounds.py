@@ -83,9 +83,7 @@ class _Overflowing(tff.aggregators.WeightedAggregationFactory):
 @pytest.mark.parametrize(
     'name',
     [
-        n
-        if n in ('fed_avg', 'fed_bn')
-        else pytest.param(n, marks=pytest.mark.slow)
+        n if n == 'fed_avg' else pytest.param(n, marks=pytest.mark.slow)
         for n in _BUILDERS
     ],
 )

@@ -87,10 +87,14 @@ def _dataset():
         algorithms.build_fed_avg,
         algorithms.build_single,
         algorithms.build_fedtan,
-        algorithms.build_fbn,
-        algorithms.build_fed_bn,
-        algorithms.build_scaffold,
-        algorithms.build_dsgd,
+        *(
+            pytest.param(build, marks=pytest.mark.slow)
+            for build in (
+                algorithms.build_fbn,
+                algorithms.build_scaffold,
+                algorithms.build_dsgd,
+            )
+        ),
     ],
 )
 def test_one_client_equals_keras_fit(build):

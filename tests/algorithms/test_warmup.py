@@ -39,8 +39,7 @@ def _check(
     model,
     rounds,
     *,
-    epochs=1,
-    take=None,
+    take,
     warmup_steps,
     rate=lambda r: 0.1,
     momentum=0.0,
@@ -54,7 +53,7 @@ def _check(
   for r, sizes in enumerate(rounds):
     results, counts = [], []
     for batches in client_rounds.batches(toy, sizes):
-      batches = (batches * epochs)[:take]
+      batches = batches[:take]
       rates = _rates(len(batches), warmup_steps, rate(r))
       results.append(
           numpy_steps.train(expected, batches, rates, momentum=momentum)
@@ -66,28 +65,27 @@ def _check(
   return state
 
 
-def _check_with_momentum(toy, build, rounds, warmup_steps, **options):
-  """Checks an algorithm with these local steps or epochs."""
-  model = toy.model()
-  process = build(
-      model, _SGD(0.1, 0.5), client_warmup_steps=warmup_steps, **options
+def _check_with_momentum(toy, name, rounds, warmup_steps, local_steps):
+  """Checks an algorithm with these local steps."""
+  model, process = client_rounds.toy_process(
+      name,
+      momentum=0.5,
+      client_warmup_steps=warmup_steps,
+      local_steps=local_steps,
   )
   _check(
       toy,
       process,
       model,
       rounds,
-      epochs=options.get('local_epochs', 1),
-      take=options.get('local_steps'),
+      take=local_steps,
       warmup_steps=warmup_steps,
       momentum=0.5,
   )
 
 
 def test_every_round_has_a_warmup(toy):
-  _check_with_momentum(
-      toy, algorithms.build_fed_avg, [_SIZES] * 4, 3, local_steps=4
-  )
+  _check_with_momentum(toy, 'build_fed_avg', [_SIZES] * 4, 3, local_steps=4)
 
 
 @pytest.mark.slow
@@ -116,18 +114,16 @@ def test_learning_rate_that_was_set_is_multiplied(toy):
   assert process.get_hparams(state)['client_work']['learning_rate'] == 0.3
 
 
-@pytest.mark.parametrize('schedule', [False, True])
-def test_the_first_rounds_are_a_warmup(toy, schedule):
-  model = toy.model()
+def test_the_first_rounds_are_a_warmup(toy):
+  """The schedule's rate counts, not the optimizer's."""
   rates = (0.25, 0.125, 0.5, 0.0625)
-  options = dict(client_learning_rate_schedule=lambda r: tf.gather(rates, r))
-  process = algorithms.build_fed_avg(
-      model,
-      _SGD(0.1),
+  model, process = client_rounds.toy_process(
+      'build_fed_avg',
+      rate=123.0,
       local_steps=2,
       client_warmup_rounds=3,
       client_warmup_steps=2,
-      **(options if schedule else {}),
+      client_learning_rate_schedule=lambda r: tf.gather(rates, r),
   )
   _check(
       toy,
@@ -136,7 +132,7 @@ def test_the_first_rounds_are_a_warmup(toy, schedule):
       [_SIZES] * 4,
       take=2,
       warmup_steps=2,
-      rate=lambda r: min(1, (r + 1) / 3) * (rates[r] if schedule else 0.1),
+      rate=lambda r: min(1, (r + 1) / 3) * rates[r],
   )
 
 
@@ -177,28 +173,24 @@ def test_centralized_optimizer_lasts_and_keeps_its_learning_rate(toy):
 
 def test_fedtans_first_step_is_a_step(toy):
   """With one client it is ordinary local training."""
-  _check_with_momentum(
-      toy, algorithms.build_fedtan, [[20]] * 4, 7, local_steps=2
-  )
+  _check_with_momentum(toy, 'build_fedtan', [[20]] * 4, 7, local_steps=2)
 
 
-@pytest.mark.parametrize(
-    'flag', ['client_warmup_steps', 'client_warmup_rounds']
-)
-def test_rounds_of_dsgd_are_steps(toy, flag):
+def test_rounds_of_dsgd_are_steps(toy):
   model = toy.model()
   rates = (0.25, 0.125, 0.5, 0.0625, 0.1, 0.2)
   process = algorithms.build_dsgd(
       model,
       _SGD(123.0, 0.5),
       client_learning_rate_schedule=lambda r: tf.gather((*rates, 0.0), r),
-      **{flag: 4},
+      client_warmup_steps=4,
+      client_warmup_rounds=2,
   )
   expected = _initial(model)
   state = process.initialize()
   velocity = [0.0] * len(expected)
   for r in range(6):
-    rate = rates[r] * min(1.0, (r + 1) / 4)
+    rate = rates[r] * min(1.0, (r + 1) / 4) * min(1.0, (r + 1) / 2)
     # With learning rate 1, what a step subtracts is the gradient.
     results = [
         numpy_steps.train(expected, batches[:1], 1.0)
@@ -245,34 +237,27 @@ def test_0_and_1_are_no_warmup(toy, name):
     _assert_close(train(client_warmup_steps=warmup_steps), expected, 1e-7, 1e-9)
 
 
-_BUILDERS = [name for name in algorithms.__all__ if name.startswith('build_')]
-_REQUIRED = {
-    'build_fed_bs': dict(epsilon=1.0),
-    'build_fedtan_ii': dict(sync_rounds=1),
-    'build_fixbn': dict(fixbn_rounds=1),
-}
 _NO_LEARNING_RATE = tff.learning.optimizers.schedule_learning_rate(
     _SGD(0.1), lambda n: 0.1
 )
 
 
-@pytest.mark.parametrize('name', _BUILDERS)
-def test_every_builder_names_a_wrong_argument(toy, name):
-  model = toy.model_for(name)
-  build = getattr(algorithms, name)
-  required = _REQUIRED.get(name, {})
+@pytest.mark.parametrize('name', client_rounds.BUILDERS)
+def test_every_builder_names_a_wrong_argument(name):
+  model = client_rounds.toy_model(name)
+  build = functools.partial(client_rounds.build, name, model)
   for value in (-1, 2.5, '3', None):
     for flag in ('client_warmup_rounds', 'client_warmup_steps'):
       with pytest.raises(
           (TypeError, ValueError), match=f'{flag}.* whole number, at least 0'
       ):
-        build(model, _SGD(0.1), **{flag: value}, **required)
+        build(**{flag: value})
   for value in (0, 0.0, -1.0, np.nan):
     with pytest.raises(
         ValueError, match='client_gradient_clip_norm=.* greater than 0'
     ):
-      build(model, _SGD(0.1), client_gradient_clip_norm=value, **required)
+      build(client_gradient_clip_norm=value)
   if name != 'build_scaffold':
     for flag in ('client_warmup_rounds', 'client_warmup_steps'):
       with pytest.raises(ValueError, match=f'{flag} needs .*learn'):
-        build(model, _NO_LEARNING_RATE, **{flag: 2}, **required)
+        build(_NO_LEARNING_RATE, **{flag: 2})

@@ -2,6 +2,7 @@
 
 import inspect
 
+import client_rounds
 import keras
 import pytest
 import tensorflow_federated as tff
@@ -9,33 +10,23 @@ import tensorflow_federated as tff
 from tff_bn import algorithms
 
 _SGD = tff.learning.optimizers.build_sgdm(0.1)
-_BUILDERS = [name for name in algorithms.__all__ if name.startswith('build_')]
-_NEEDED = {
-    'build_fed_bs': dict(epsilon=0.1),
-    'build_fedtan_ii': dict(sync_rounds=1),
-    'build_fixbn': dict(fixbn_rounds=1),
-}
 
 
-def _build(name, model, **options):
-  builder = getattr(algorithms, name)
-  return builder(model, _SGD, **_NEEDED.get(name, {}), **options)
-
-
-@pytest.mark.parametrize('name', _BUILDERS)
+@pytest.mark.parametrize('name', client_rounds.BUILDERS)
 def test_a_keras_model_in_place_of_a_batch_norm_model(toy, name):
   for model in (toy.keras_model(), toy.keras_model):
     with pytest.raises(TypeError, match='model must be a tff_bn.BatchNormMo'):
-      _build(name, model)
+      client_rounds.build(name, model)
 
 
-@pytest.mark.parametrize('name', _BUILDERS)
-def test_misspelt_argument(toy, name):
-  model = toy.model_for(name)
+@pytest.mark.parametrize('name', client_rounds.BUILDERS)
+def test_misspelt_argument(name):
   with pytest.raises(
       TypeError, match="'client_wait_decay' is not an.*mean client_weight_decay"
   ):
-    _build(name, model, client_wait_decay=0.1)
+    client_rounds.build(
+        name, client_rounds.toy_model(name), client_wait_decay=0.1
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,9 +55,9 @@ def test_misspelt_argument(toy, name):
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else '',
 )
-def test_options(toy, options, error, message):
+def test_options(options, error, message):
   with pytest.raises(error, match=message):
-    _build('build_fed_avg', toy.model(), **options)
+    client_rounds.build('build_fed_avg', client_rounds.toy_model(), **options)
 
 
 @pytest.mark.parametrize(
@@ -81,19 +72,23 @@ def test_options(toy, options, error, message):
         ('build_fbn', dict(backward='mean', backward_restart='1')),
     ],
 )
-def test_texts_in_place_of_numbers(toy, name, options):
+def test_texts_in_place_of_numbers(name, options):
   builder = getattr(algorithms, name)
   assert options.keys() <= inspect.signature(builder).parameters.keys()
   with pytest.raises(TypeError, match="must be a number, .* but is '1'"):
-    builder(toy.model_for(name), _SGD, **options)
+    builder(client_rounds.toy_model(name), _SGD, **options)
 
 
 @pytest.mark.parametrize('name', ['build_scaffold', 'build_fed_prox'])
-def test_the_name_of_a_builder_in_place_of_the_builder(toy, name):
+def test_the_name_of_a_builder_in_place_of_the_builder(name):
   with pytest.raises(TypeError, match="build_process .* but is 'fbn'"):
-    _build(name, toy.model(), build_process='fbn')
+    client_rounds.build(
+        name, client_rounds.toy_model(name), build_process='fbn'
+    )
 
 
-def test_keras_optimizer(toy):
+def test_keras_optimizer():
   with pytest.raises(TypeError, match='tff.learning.optimizers.build_sgdm'):
-    algorithms.build_fed_avg(toy.model(), keras.optimizers.SGD(0.1))
+    algorithms.build_fed_avg(
+        client_rounds.toy_model(), keras.optimizers.SGD(0.1)
+    )
