@@ -118,9 +118,6 @@ def build_corrected(
     correction: The correction.
     **options: The other arguments of `build_process`.
 
-  Returns:
-    The process.
-
   Raises:
     ValueError: If the other algorithm cannot be corrected, or `options` have a
       second correction.
@@ -291,14 +288,7 @@ class _Round:
   def _initial_client_state(
       self, shared: ModelWeights
   ) -> collections.OrderedDict[str, tf.Tensor]:
-    """Returns the initial state of a new client.
-
-    Args:
-      shared: The server's shared weights.
-
-    Returns:
-      The client's local variables and the drift correction's state, by name.
-    """
+    """Returns a new client's local variables and the correction's state."""
     # The server knows only the initial values of local variables.
     state = collections.OrderedDict(
         (name, tf.constant(value))
@@ -403,11 +393,6 @@ class _Round:
       self, state: tff.Value, data: tff.Value, *client_states: tff.Value
   ) -> tuple[tff.Value, tff.Value, tff.Value]:
     """Makes a round, in a `tff.federated_computation`.
-
-    Args:
-      state: The server's state.
-      data: The clients' data.
-      *client_states: The clients' states, if they have any.
 
     Returns:
       The server's next state, the clients' new states and the metrics.

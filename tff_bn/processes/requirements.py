@@ -32,10 +32,8 @@ def check_all_shared(
 ) -> None:
   """Raises a `ValueError` if the model has personal position encodings.
 
-  Args:
-    algorithm: The name of the algorithm, for the message.
-    model: The model.
-    reason: Why all clients must have the same model, for the message.
+  The message names the `algorithm`, and the `reason` why all clients must have
+  the same model.
   """
   check_model(model)
   layers = [v.layer for v in model.variables if v.role is Role.PERSONAL_PHASE]
@@ -82,15 +80,11 @@ def check_renorm(
         tff.aggregators.UnweightedAggregationFactory
     ],
 ) -> None:
-  """Checks that the running statistics of a layer stay consistent.
-
-  Args:
-    model: The model. Its layers may have `renorm=True`.
-    partition: Which variables are local.
-    statistics_aggregator: See `tff_bn.algorithms.Options`.
+  """Checks that the running statistics of layers with `renorm=True` fit.
 
   Raises:
-    ValueError: If they do not.
+    ValueError: If some of a layer's running statistics would be local and
+      others shared, or an aggregator would treat them differently.
   """
   if partition.is_local(Role.MOVING_MEAN) and not partition.is_local(
       Role.OTHER_STATE
@@ -115,12 +109,7 @@ def check_renorm(
 
 
 def check_no_shuffles(algorithm: str, options: Mapping[str, Any]) -> None:
-  """Raises a `ValueError` if `shuffle_times` is not 0.
-
-  Args:
-    algorithm: The name of the algorithm, for the message.
-    options: See `tff_bn.algorithms.Options`.
-  """
+  """Raises a `ValueError` if `shuffle_times` is not 0."""
   algorithms.SAME_UNITS.check(
       algorithm,
       types.SimpleNamespace(shuffle_times=options.get('shuffle_times')),
@@ -132,12 +121,8 @@ def trained_batch_norm_layers(
 ) -> list[keras.layers.Layer]:
   """Returns the trainable batch normalization layers, in weight order.
 
-  Args:
-    algorithm: The name of the algorithm that needs them, for the message.
-    model: The model.
-
   Raises:
-    ValueError: If there is none.
+    ValueError: If there is none; the message names the `algorithm`.
   """
   check_model(model)
   layer_of = {
