@@ -227,16 +227,7 @@ class _HbnWork(LocalTrainingWork):
       dataset: tf.data.Dataset,
       round_num: tf.Tensor,
   ) -> list[Moments]:
-    """Computes the moments for `evaluation_state`, in a computation.
-
-    Args:
-      values: The values of all variables, in the order of `model.variables`.
-      dataset: The client's batches.
-      round_num: int32 scalar, the number of finished rounds.
-
-    Returns:
-      The moments of the inputs of each layer.
-    """
+    """Computes the moments of each layer's inputs for `evaluation_state`."""
     return self._moments(self._evaluation_pass, values, dataset, round_num)
 
   def collect(
@@ -274,10 +265,8 @@ def _counted(
 ) -> Moments:
   """Returns a client's moments, which are ignored if they are not sound.
 
-  Args:
-    seen: The moments.
-    is_sound: A bool scalar. If false, the count becomes NaN.
-    default: The mean and variance of a client without values.
+  `default` are the mean and variance of a client without values. If `is_sound`
+  is false, the count becomes NaN.
   """
   found = tf.logical_and(is_sound, seen.count > 0)
   nan = tf.constant(np.nan, seen.count.dtype)
