@@ -14,15 +14,6 @@ pytestmark = pytest.mark.usefixtures('in_process_runtime')
 _SGD = tff.learning.optimizers.build_sgdm
 
 
-def _values(model, process, state):
-  return model.from_model_weights(process.get_model_weights(state))
-
-
-def _assert_equal(found, expected):
-  for a, b in zip(found, expected):
-    np.testing.assert_array_equal(a, b)
-
-
 def test_centralized_refuses_more_than_one_dataset(toy):
   _, process = client_rounds.toy_process('build_centralized')
   state = process.initialize()
@@ -37,10 +28,10 @@ def test_centralized_keeps_its_momentum(toy):
       'build_centralized', momentum=0.9, local_epochs=2
   )
   data = [toy.dataset(20, 4)]
-  state = once.next(once.initialize(), data).state
-  state = once.next(state, data).state
-  expected = twice.next(twice.initialize(), data).state
-  _assert_equal(_values(model, once, state), _values(model, twice, expected))
+  client_rounds.assert_same(
+      client_rounds.run(once, data, 2).weights(model),
+      client_rounds.run(twice, data, 1).weights(model),
+  )
 
 
 def test_centralized_follows_the_learning_rate_schedule(toy):
@@ -48,15 +39,13 @@ def test_centralized_follows_the_learning_rate_schedule(toy):
       'build_centralized',
       client_learning_rate_schedule=lambda r: tf.where(r < 1, 0.1, 0.0),
   )
-  data = [toy.dataset(8, 0)]
-  first = process.next(process.initialize(), data).state
-  second = process.next(first, data).state
-  _assert_equal(
-      process.get_model_weights(first).trainable,
-      process.get_model_weights(second).trainable,
-  )
+  training, found = client_rounds.Training(process, 1), []
+  for _ in range(2):
+    training.next_round([toy.dataset(8, 0)])
+    found.append(process.get_model_weights(training.state).trainable)
+  client_rounds.assert_same(*found)
   assert np.any(
-      process.get_model_weights(first).trainable[0]
+      found[0][0]
       != process.get_model_weights(process.initialize()).trainable[0]
   )
 
@@ -65,26 +54,9 @@ def test_centralized_can_start_from_other_weights(toy):
   model, process = client_rounds.toy_process('build_centralized')
   weights = model.from_keras(toy.keras_model())
   state = process.set_model_weights(process.initialize(), weights)
-  _assert_equal(process.get_model_weights(state).trainable, weights.trainable)
-
-
-def test_frozen_layers_never_change(toy):
-  def keras_model_fn():
-    model = toy.keras_model()
-    model.get_layer('hidden').trainable = False
-    model.get_layer('norm').trainable = False
-    return model
-
-  model = toy.model(keras_model_fn)
-  process = algorithms.build_fed_avg(model, _SGD(0.1))
-  state = process.initialize()
-  before = _values(model, process, state)
-  data = [toy.dataset(size, size) for size in (5, 11, 17)]
-  for _ in range(3):
-    state = process.next(state, data).state
-  after = _values(model, process, state)
-  _assert_equal(after[:6], before[:6])
-  assert np.all(after[6] != before[6])
+  client_rounds.assert_same(
+      process.get_model_weights(state).trainable, weights.trainable
+  )
 
 
 class _Counter(keras.layers.Layer):

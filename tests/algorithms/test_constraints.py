@@ -3,6 +3,7 @@
 import collections
 import functools
 
+import client_rounds
 import keras
 import numpy as np
 import pytest
@@ -112,20 +113,14 @@ _BUILDERS = {
 }
 
 
-def _train(process, rounds):
+def _train(process, model, rounds):
   """Makes rounds of one client; returns the weights that it uses."""
-  state, client = process.initialize(), None
-  if hasattr(process, 'initialize_client'):
-    client = process.initialize_client(state)
+  training = client_rounds.Training(process, 1)
   for data in rounds:
-    if client is None:
-      state = process.next(state, [data]).state
-    else:
-      output = process.next(state, [client], [data])
-      state, (client,) = output.state, output.client_states
-  if client is None:
-    return process.get_model_weights(state)
-  return process.get_client_model_weights(state, client)
+    training.next_round([data])
+  if training.clients:
+    return training.client_weights(model)[0]
+  return training.weights(model)
 
 
 @pytest.mark.parametrize(
@@ -140,12 +135,10 @@ def test_one_client_equals_keras_fit(name):
   build, options = _BUILDERS[name]
   batches, expected = _fitted(1)
 
-  weights = _train(build(model, **_LOCAL, **options), [_dataset(batches)])
+  found = _train(build(model, **_LOCAL, **options), model, [_dataset(batches)])
 
-  found = model.from_model_weights(weights)
   _assert_satisfied(expected)
-  for a, b in zip(found, expected, strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+  client_rounds.assert_close(found, expected, 1e-5, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -160,13 +153,13 @@ def test_one_step_in_a_round(build, options):
   model = _model()
   batches, expected = _fitted(2, num_batches=3)
 
-  weights = _train(
+  found = _train(
       build(model, **_LOCAL, **options),
+      model,
       [_dataset([batch]) for batch in batches],
   )
 
-  for a, b in zip(model.from_model_weights(weights), expected, strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+  client_rounds.assert_close(found, expected, 1e-5, 1e-6)
 
 
 def test_dsgd_with_named_weights():
@@ -213,19 +206,16 @@ def test_dsgd_constrains_the_step_with_the_mean_gradient():
   clients = [_batches(seed, 1) for seed in (1, 2)]
   process = algorithms.build_dsgd(model, **_LOCAL)
 
-  state = process.next(
-      process.initialize(), [_dataset(batches) for batches in clients]
-  ).state
+  training = client_rounds.run(
+      process, [_dataset(batches) for batches in clients], 1
+  )
 
   union = [
       tuple(np.concatenate(parts) for parts in zip(*(c[0] for c in clients)))
   ]
-  for a, b in zip(
-      model.from_model_weights(process.get_model_weights(state)),
-      _fit(model, union),
-      strict=True,
-  ):
-    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+  client_rounds.assert_close(
+      training.weights(model), _fit(model, union), 1e-5, 1e-6
+  )
 
 
 class TestMean:
@@ -258,11 +248,8 @@ class TestMean:
   def _round(self, constraint, clients):
     model = self._model(constraint)
     process = algorithms.build_fed_avg(model, **_LOCAL)
-    state = process.next(
-        process.initialize(),
-        [_dataset(batches, self._SPEC) for batches in clients],
-    ).state
-    (kernel,) = model.from_model_weights(process.get_model_weights(state))
+    data = [_dataset(batches, self._SPEC) for batches in clients]
+    (kernel,) = client_rounds.run(process, data, 1).weights(model)
     return kernel
 
   def _clients(self):
@@ -309,8 +296,8 @@ def test_fbn_does_not_take_constrained_changes_for_gradients():
         backward='running',
         local_steps=1,
     )
-    weights = _train(process, [_dataset([batch]) for batch in batches])
-    ends.append(model.from_model_weights(weights))
+    ends.append(
+        _train(process, model, [_dataset([batch]) for batch in batches])
+    )
   _assert_satisfied(ends[0])
-  for a, b in zip(*ends, strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+  client_rounds.assert_close(*ends, 1e-5, 1e-6)

@@ -18,10 +18,6 @@ _SGD = tff.learning.optimizers.build_sgdm
 _SIZES = (20, 7, 33)  # Unequal, with short last batches.
 
 
-def _weights(model, process, state):
-  return model.from_model_weights(process.get_model_weights(state))
-
-
 def _reference_round(weights, data, pooled, uniform, **kwargs):
   results = [
       reference.train(weights, reference.split(x, y), 0.1, **kwargs)
@@ -55,33 +51,27 @@ def test_rounds_equal_numpy_in_float64(toy, pooled, uniform):
       if pooled
       else None,
   )
-  state = process.initialize()
-  expected = _weights(model, process, state)
+  training = client_rounds.Training(process, len(_SIZES))
+  expected = training.weights(model)
 
   for _ in range(4):
     expected, loss = _reference_round(
         expected, data, pooled, uniform, momentum=0.5, weight_decay=0.01
     )
-    output = process.next(
-        state, [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)]
-    )
-    state = output.state
-    train_metrics = output.metrics['client_work']['train']
+    metrics = training.next_round(client_rounds.datasets(toy, _SIZES))
+    train_metrics = metrics['client_work']['train']
     np.testing.assert_allclose(train_metrics['loss'], loss, rtol=1e-10)
     assert train_metrics['num_examples'] == sum(_SIZES)
-
-  found = _weights(model, process, state)
-  for value, truth in zip(found, expected):
-    np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
+  client_rounds.assert_close(training.weights(model), expected)
 
 
 def test_image_statistics_are_biased(toy_images):
   """Keras's are biased, too; TensorFlow's fused operation adds K/(K-1)."""
   model = toy_images.model()
   process = algorithms.build_fed_avg(model, _SGD(0.0))
-  state = process.initialize()
-  kernel, bias = _weights(model, process, state)[:2]
   sizes = (16, 5)
+  training = client_rounds.Training(process, len(sizes))
+  kernel, bias = training.weights(model)[:2]
   mean, variance = np.zeros(5), np.ones(5)
   for _ in range(3):
     means, variances = [], []
@@ -97,11 +87,8 @@ def test_image_statistics_are_biased(toy_images):
       variances.append(local_variance)
     mean = reference.average(means, sizes)
     variance = reference.average(variances, sizes)
-    state = process.next(
-        state,
-        [toy_images.dataset(size, seed) for seed, size in enumerate(sizes)],
-    ).state
-  found = _weights(model, process, state)
+    training.next_round(client_rounds.datasets(toy_images, sizes))
+  found = training.weights(model)
   np.testing.assert_allclose(found[4], mean, rtol=1e-5, atol=1e-6)
   np.testing.assert_allclose(found[5], variance, rtol=1e-5)
 
@@ -188,9 +175,9 @@ def test_server_optimizer_moves_weights_and_never_statistics(
   process = algorithms.build_fed_avg(
       model, _SGD(0.1), server_optimizer=server_optimizer
   )
-  state = process.initialize()
+  training = client_rounds.Training(process, len(_SIZES))
   data = [toy.arrays(size, seed) for seed, size in enumerate(_SIZES)]
-  weights = _weights(model, process, state)
+  weights = training.weights(model)
   optimizer_states = [{} for _ in weights]
   for t in range(1, 4):
     average, _ = _reference_round(weights, data, pooled=False, uniform=False)
@@ -200,11 +187,10 @@ def test_server_optimizer_moves_weights_and_never_statistics(
         else rule(old, old - new, optimizer_states[i], t)
         for i, (old, new) in enumerate(zip(weights, average))
     ]
-    state = process.next(
-        state, [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)]
-    ).state
-  for value, truth in zip(_weights(model, process, state), weights):
-    np.testing.assert_allclose(value, truth, rtol=tolerance, atol=tolerance)
+    training.next_round(client_rounds.datasets(toy, _SIZES))
+  client_rounds.assert_close(
+      training.weights(model), weights, tolerance, tolerance
+  )
 
 
 @pytest.mark.parametrize(

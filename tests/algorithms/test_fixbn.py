@@ -17,21 +17,14 @@ _SGD = tff.learning.optimizers.build_sgdm
 _SIZES = (20, 7, 33)
 
 
-def _states(process, toy, num_rounds):
-  """Returns the initial state and the states after each round."""
-  states = [process.initialize()]
+def _weights(model, process, toy, num_rounds):
+  """Returns the initial weights and the weights after each round."""
+  training = client_rounds.Training(process, len(_SIZES))
+  found = [training.weights(model)]
   for _ in range(num_rounds):
-    data = [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)]
-    states.append(process.next(states[-1], data).state)
-  return states
-
-
-def _fixed_local(weights, x, y):
-  weights = [w.copy() for w in weights]
-  for batch in reference.split(x, y):
-    _, grads, _, _ = reference.gradients(weights, *batch, fixed=True)
-    weights = [w if g is None else w - 0.1 * g for w, g in zip(weights, grads)]
-  return weights
+    training.next_round(client_rounds.datasets(toy, _SIZES))
+    found.append(training.weights(model))
+  return found
 
 
 def test_first_fedavg_then_training_with_fixed_statistics(toy):
@@ -41,26 +34,19 @@ def test_first_fedavg_then_training_with_fixed_statistics(toy):
   )
   _, fedavg = client_rounds.toy_process('build_fed_avg', **options)
 
-  states = _states(fixbn, toy, 4)
-  found = [
-      model.from_model_weights(fixbn.get_model_weights(state))
-      for state in states
-  ]
+  found = _weights(model, fixbn, toy, 4)
 
-  after_fedavg = fedavg.get_model_weights(_states(fedavg, toy, 2)[-1])
-  for value, truth in zip(found[2], model.from_model_weights(after_fedavg)):
-    np.testing.assert_array_equal(value, truth)
+  client_rounds.assert_same(found[2], _weights(model, fedavg, toy, 2)[2])
   expected = found[2]
   for weights in found[3:]:
     results = [
-        _fixed_local(expected, *toy.arrays(size, seed))
-        for seed, size in enumerate(_SIZES)
+        reference.train(expected, batches, 0.1, fixed=True)[0]
+        for batches in client_rounds.batches(toy, _SIZES)
     ]
-    expected = [reference.average(both, _SIZES) for both in zip(*results)]
+    expected = reference.average_models(results, _SIZES)
     for i in reference.STATISTICS:
       np.testing.assert_array_equal(weights[i], found[2][i])
-    for value, truth in zip(weights, expected):
-      np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
+    client_rounds.assert_close(weights, expected)
     assert not np.allclose(weights[0], found[2][0])
 
 

@@ -209,25 +209,6 @@ def test_rounds_equal_numpy(toy, kind):
   )
 
 
-@pytest.mark.slow
-def test_first_round_equals_fed_avg(toy):
-  """The loss is constant as long as the previous model is the server's."""
-  model = toy.model()
-  process = _build(model)
-  fed_avg = algorithms.build_fed_avg(model, _SGD(0.1))
-  for num_rounds in (1, 2):
-    weights, _, _ = _run(toy, process, num_rounds)
-    expected, _, _ = _run(toy, fed_avg, num_rounds)
-    differences = [
-        np.abs(a - b).max()
-        for a, b in zip(weights.trainable, expected.trainable)
-    ]
-    if num_rounds == 1:
-      assert max(differences) < 1e-12
-    else:
-      assert max(differences) > 1e-3
-
-
 def test_a_new_client_starts_from_the_servers_model(toy):
   model, process = _process()
   state = process.initialize()

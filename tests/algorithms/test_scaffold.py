@@ -13,7 +13,6 @@ import tensorflow_federated as tff
 from tff_bn import BatchNormModel
 from tff_bn import aggregators
 from tff_bn import algorithms
-from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
@@ -132,28 +131,6 @@ def _check_rounds(toy, model, process, truth, rounds):
     training.next_round(data, sampled)
     truth.check(model, training)
   return training
-
-
-@pytest.mark.slow
-def test_first_round_is_fed_avgs(toy):
-  model = toy.model()
-  options = {'client_weighting': 'num_examples', 'local_epochs': 2}
-  process = algorithms.build_scaffold(model, _SGD(0.1), **options)
-  assert isinstance(process, StatefulLearningProcess)
-  assert not process.has_client_models
-  fed_avg = algorithms.build_fed_avg(model, _SGD(0.1), **options)
-  data = client_rounds.datasets(toy, _SIZES)
-  training = client_rounds.Training(process, 3)
-  metrics = training.next_round(data)
-  expected = fed_avg.next(fed_avg.initialize(), data)
-  _assert_same(
-      process.get_model_weights(training.state),
-      fed_avg.get_model_weights(expected.state),
-  )
-  work = metrics['client_work']
-  assert work.pop('correction') == dict(full_rounds=1, repeated_rounds=1)
-  expected.metrics['client_work'].pop('correction')
-  _assert_same(work, expected.metrics['client_work'])
 
 
 def test_rounds_equal_numpy(toy):

@@ -25,30 +25,26 @@ def _rates(num, warmup_steps, rate=0.1):
   return [rate * min(1.0, n / warmup_steps) for n in range(1, num + 1)]
 
 
-def _weights(model, process, state):
-  return model.from_model_weights(process.get_model_weights(state))
-
-
 def _initial(model):
   return model.from_model_weights(model.initial_weights)
 
 
 def _check(
     toy,
-    process,
     model,
+    process,
     rounds,
     *,
     take,
     warmup_steps,
     rate=lambda r: 0.1,
     momentum=0.0,
-    state=None,
-    rtol=1e-10,
+    hparams=None,
 ):
   """Compares rounds, each a list of the clients' sizes, with NumPy."""
-  if state is None:
-    state = process.initialize()
+  training = client_rounds.Training(process, len(rounds[0]))
+  if hparams is not None:
+    training.state = process.set_hparams(training.state, hparams)
   expected = _initial(model)
   for r, sizes in enumerate(rounds):
     results, counts = [], []
@@ -60,9 +56,9 @@ def _check(
       )
       counts.append(sum(len(y) for _, y in batches))
     expected = [reference.average(values, counts) for values in zip(*results)]
-    state = process.next(state, client_rounds.datasets(toy, sizes)).state
-    _assert_close(_weights(model, process, state), expected, rtol)
-  return state
+    training.next_round(client_rounds.datasets(toy, sizes))
+    _assert_close(training.weights(model), expected)
+  return training.state
 
 
 def _check_with_momentum(toy, name, rounds, warmup_steps, local_steps):
@@ -75,8 +71,8 @@ def _check_with_momentum(toy, name, rounds, warmup_steps, local_steps):
   )
   _check(
       toy,
-      process,
       model,
+      process,
       rounds,
       take=local_steps,
       warmup_steps=warmup_steps,
@@ -98,17 +94,16 @@ def test_learning_rate_that_was_set_is_multiplied(toy):
   hparams['client_work'] = collections.OrderedDict(
       learning_rate=np.float64(0.3), momentum=np.float64(0.25)
   )
-  state = process.set_hparams(process.initialize(), hparams)
   state = _check(
       toy,
-      process,
       model,
+      process,
       [_SIZES] * 4,
       take=2,
       warmup_steps=5,
       rate=lambda r: 0.3,
       momentum=0.25,
-      state=state,
+      hparams=hparams,
   )
   # The rate of the last steps does not become the base rate.
   assert process.get_hparams(state)['client_work']['learning_rate'] == 0.3
@@ -127,8 +122,8 @@ def test_the_first_rounds_are_a_warmup(toy):
   )
   _check(
       toy,
-      process,
       model,
+      process,
       [_SIZES] * 4,
       take=2,
       warmup_steps=2,
@@ -138,9 +133,8 @@ def test_the_first_rounds_are_a_warmup(toy):
 
 def test_centralized_rounds_are_a_warmup(toy):
   """The rate of a round is not the base of the next one."""
-  model = toy.model()
-  process = algorithms.build_centralized(
-      model, _SGD(0.1, 0.5), local_steps=1, client_warmup_rounds=4
+  model, process = client_rounds.toy_process(
+      'build_centralized', momentum=0.5, local_steps=1, client_warmup_rounds=4
   )
   training = client_rounds.run(process, [toy.dataset(8, 0)], 6)
   expected = numpy_steps.train(
@@ -153,22 +147,21 @@ def test_centralized_rounds_are_a_warmup(toy):
 
 
 def test_centralized_optimizer_lasts_and_keeps_its_learning_rate(toy):
-  model = toy.model()
-  process = algorithms.build_centralized(
-      model, _SGD(0.1, 0.5), client_warmup_steps=8, local_epochs=2
+  model, process = client_rounds.toy_process(
+      'build_centralized', momentum=0.5, client_warmup_steps=8, local_epochs=2
   )
-  state = process.initialize()
+  training = client_rounds.Training(process, 1)
   num_rounds = 5
   for r in range(num_rounds):
-    state = process.next(state, [toy.dataset(20, 0)]).state
-    optimizer = state.client_work['optimizer']
+    training.next_round([toy.dataset(20, 0)])
+    optimizer = training.state.client_work['optimizer']
     assert optimizer['learning_rate'] == 0.1, r
   # One long training, whose momentum goes on.
   batches = reference.split(*toy.arrays(20, 0)) * 2 * num_rounds
   expected = numpy_steps.train(
       _initial(model), batches, _rates(len(batches), 8), momentum=0.5
   )
-  _assert_close(_weights(model, process, state), expected)
+  _assert_close(training.weights(model), expected)
 
 
 def test_fedtans_first_step_is_a_step(toy):
@@ -187,7 +180,7 @@ def test_rounds_of_dsgd_are_steps(toy):
       client_warmup_rounds=2,
   )
   expected = _initial(model)
-  state = process.initialize()
+  training = client_rounds.Training(process, len(_SIZES))
   velocity = [0.0] * len(expected)
   for r in range(6):
     rate = rates[r] * min(1.0, (r + 1) / 4) * min(1.0, (r + 1) / 2)
@@ -202,9 +195,9 @@ def test_rounds_of_dsgd_are_steps(toy):
         velocity[i] = 0.5 * velocity[i] + old - new
         average[i] = old - rate * velocity[i]
     expected = average
-    state = process.next(state, client_rounds.datasets(toy, _SIZES)).state
+    training.next_round(client_rounds.datasets(toy, _SIZES))
     # A schedule's rates are float32.
-    _assert_close(_weights(model, process, state), expected, 1e-6, 1e-8)
+    _assert_close(training.weights(model), expected, 1e-6, 1e-8)
 
 
 @pytest.mark.slow
@@ -217,11 +210,11 @@ def test_adam_is_warmed_up(toy):
       local_steps=1,
       client_warmup_steps=4,
   )
-  state = process.initialize()
+  training = client_rounds.Training(process, 1)
   for _ in range(3):
-    before = _weights(model, process, state)
-    state = process.next(state, [toy.dataset(8, 0)]).state
-    after = _weights(model, process, state)
+    before = training.weights(model)
+    training.next_round([toy.dataset(8, 0)])
+    after = training.weights(model)
     # The output's bias, whose gradient is not 0.
     np.testing.assert_allclose(
         np.abs(after[-1] - before[-1]), 0.1 / 4, rtol=1e-5
