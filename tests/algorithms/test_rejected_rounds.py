@@ -18,12 +18,8 @@ _BUILDERS = {
     'fed_avg': algorithms.build_fed_avg,
     'fed_bn': algorithms.build_fed_bn,
     'fedtan': algorithms.build_fedtan,
-    'fbn': algorithms.build_fbn,
-    'fixbn': functools.partial(algorithms.build_fixbn, fixbn_rounds=1),
     'scaffold': algorithms.build_scaffold,
-    'moon': algorithms.build_moon,
     'fed_bs': functools.partial(algorithms.build_fed_bs, epsilon=1e-9),
-    'dsgd': algorithms.build_dsgd,
 }
 
 

@@ -105,9 +105,7 @@ def test_no_comparison_without_shared_variables(toy):
 
 _BUILDERS = {
     'fed_avg': algorithms.build_fed_avg,
-    'fedtan': algorithms.build_fedtan,
     'fedtan_fused': functools.partial(algorithms.build_fedtan, moments='fused'),
-    'fbn': algorithms.build_fbn,
 }
 
 
@@ -116,8 +114,6 @@ _BUILDERS = {
     [
         ('fed_avg', 3),
         ('fedtan_fused', 1),
-        pytest.param('fbn', 1, marks=pytest.mark.slow),
-        pytest.param('fedtan', 3, marks=pytest.mark.slow),
     ],
 )
 def test_a_client_whose_pixels_are_not_scaled_stands_out(name, local_steps):
