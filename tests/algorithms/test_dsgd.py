@@ -113,9 +113,6 @@ def test_a_rule_sees_gradients(toy):
         dict(local_steps=2),
         dict(local_epochs=2),
         dict(server_optimizer=_SGD(1.0)),
-        dict(momentum=1.0),
-        dict(momentum=-0.1),
-        dict(momentum=float('nan')),
     ],
 )
 def test_options_of_other_algorithms_are_refused(options):
@@ -315,14 +312,6 @@ def test_equals_centralized_training_with_the_same_momentum(toy):
     centralized.next_round([tf.data.Dataset.from_tensors((x, y))])
     client_rounds.assert_close(centralized.weights(model), truth)
     client_rounds.assert_close(dsgd.weights(model), truth)
-
-
-@pytest.mark.parametrize('momentum', [1.0, -0.1, float('nan')])
-def test_momentum_of_centralized_training_is_checked(momentum):
-  with pytest.raises(ValueError, match='momentum=.* at least 0 and less'):
-    algorithms.build_centralized(
-        client_rounds.toy_model(), _SGD(0.1), momentum=momentum
-    )
 
 
 def test_a_rule_sees_momentums_and_attackers(toy):

@@ -324,20 +324,6 @@ def test_a_weighted_model_aggregator(toy):
   _assert_close([found[i] - weights[i] for i in positions], mean, rtol=1e-5)
 
 
-@pytest.mark.parametrize('value', [0, -1.0, float('nan'), float('inf')])
-def test_epsilon_is_checked(value):
-  with pytest.raises(ValueError, match='epsilon=.* greater than 0'):
-    algorithms.FedBs(value, 0.1)
-  with pytest.raises(ValueError, match='epsilon='):
-    _fed_bs(epsilon=value)
-
-
-@pytest.mark.parametrize('value', [-1.0, float('nan'), float('inf')])
-def test_the_strength_is_checked(value):
-  with pytest.raises(ValueError, match='proximal_strength=.* at least 0'):
-    algorithms.FedBs(0.1, value)
-
-
 @pytest.mark.parametrize(
     'factory',
     [aggregators.CoordinateMedian(), tff.aggregators.UnweightedMeanFactory()],

@@ -151,16 +151,6 @@ def test_frozen_layers_stay(toy):
 
 
 @pytest.mark.parametrize(
-    'value', [-0.1, float('nan'), float('inf'), float('-inf')]
-)
-def test_the_strength_is_checked(value):
-  with pytest.raises(ValueError, match='proximal_strength=.* at least 0'):
-    algorithms.FedProx(value)
-  with pytest.raises(ValueError, match='proximal_strength'):
-    client_rounds.toy_process('build_fed_prox', proximal_strength=value)
-
-
-@pytest.mark.parametrize(
     'correction',
     [
         algorithms.FedBs(0.1, 0.1),

@@ -50,14 +50,6 @@ def test_first_fedavg_then_training_with_fixed_statistics(toy):
     assert not np.allclose(weights[0], found[2][0])
 
 
-@pytest.mark.parametrize('fixbn_rounds', [0, -1, 1.5, '2', None])
-def test_a_wrong_number_of_rounds_is_refused(fixbn_rounds):
-  with pytest.raises(
-      (TypeError, ValueError), match='fixbn_rounds.* whole number, at least 1'
-  ):
-    client_rounds.toy_process('build_fixbn', fixbn_rounds=fixbn_rounds)
-
-
 def test_a_model_without_batch_normalization_is_refused(toy):
   model = BatchNormModel(
       lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]),

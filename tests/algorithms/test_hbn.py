@@ -306,12 +306,6 @@ def test_a_model_without_batch_normalization_is_an_error(toy):
     _build(toy.model(dense))
 
 
-@pytest.mark.parametrize('rate', [0, -0.1, 1.5, float('nan')])
-def test_wrong_rates(rate):
-  with pytest.raises(ValueError, match=f'statistics_rate={rate} must be'):
-    _build(client_rounds.toy_model('build_hbn'), statistics_rate=rate)
-
-
 def test_wrong_statistics_aggregator():
   with pytest.raises(TypeError, match='of HBN must be a .*Rule'):
     _build(

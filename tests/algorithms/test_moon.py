@@ -468,18 +468,6 @@ def test_a_subclassed_model_needs_a_name(toy):
     _build(toy.model(_Subclassed))
 
 
-@pytest.mark.parametrize('value', [-1.0, float('nan'), float('inf')])
-def test_the_weight_is_checked(value):
-  with pytest.raises(ValueError, match='contrastive_weight=.* at least 0'):
-    algorithms.Moon(contrastive_weight=value)
-
-
-@pytest.mark.parametrize('value', [0, -1.0, float('nan'), float('inf')])
-def test_the_temperature_is_checked(value):
-  with pytest.raises(ValueError, match='temperature=.* greater than 0'):
-    algorithms.Moon(temperature=value)
-
-
 def test_the_papers_values_are_the_defaults():
   assert algorithms.Moon() == algorithms.Moon(1.0, 0.5, None)
   defaults = algorithms.build_moon.__kwdefaults__

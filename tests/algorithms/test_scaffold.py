@@ -460,12 +460,6 @@ def test_other_optimizers_are_refused(optimizer):
     algorithms.build_scaffold(client_rounds.toy_model(), optimizer)
 
 
-@pytest.mark.parametrize('value', [0, -1, 2.5])
-def test_num_clients_is_checked(value):
-  with pytest.raises(ValueError, match='num_clients=.* whole number'):
-    algorithms.Scaffold(value)
-
-
 def test_too_many_clients_in_a_round_are_refused(toy):
   _, process = _scaffold(num_clients=5)
   state = process.initialize()

@@ -60,6 +60,37 @@ def test_options(options, error, message):
     client_rounds.build('build_fed_avg', client_rounds.toy_model(), **options)
 
 
+_NAN, _INFINITY = float('nan'), float('inf')
+_POSITIVE = ((0, -1.0, _NAN, _INFINITY), 'a number, greater than 0')
+_NOT_NEGATIVE = ((-0.1, _NAN, _INFINITY, -_INFINITY), 'a number, at least 0')
+_SHARE = ((1.0, -0.1, _NAN), 'at least 0 and less')
+_COUNT = ((0, -1, 1.5), 'a whole number, at least 1')
+
+
+@pytest.mark.parametrize(
+    ('name', 'argument', 'values', 'message'),
+    [
+        ('build_fed_bs', 'epsilon', *_POSITIVE),
+        ('build_fed_bs', 'proximal_strength', *_NOT_NEGATIVE),
+        ('build_fed_prox', 'proximal_strength', *_NOT_NEGATIVE),
+        ('build_moon', 'contrastive_weight', *_NOT_NEGATIVE),
+        ('build_moon', 'temperature', *_POSITIVE),
+        ('build_dsgd', 'momentum', *_SHARE),
+        ('build_centralized', 'momentum', *_SHARE),
+        ('build_hbn', 'statistics_rate', (0, -0.1, 1.5, _NAN), 'at most 1'),
+        ('build_fed_avg', 'server_clip_norm', *_POSITIVE),
+        ('build_fixbn', 'fixbn_rounds', *_COUNT),
+        ('build_scaffold', 'num_clients', *_COUNT),
+    ],
+)
+def test_wrong_numbers(name, argument, values, message):
+  for value in values:
+    with pytest.raises(ValueError, match=f'{argument}={value} .*{message}'):
+      client_rounds.build(
+          name, client_rounds.toy_model(name), **{argument: value}
+      )
+
+
 @pytest.mark.parametrize(
     ('name', 'options'),
     [
