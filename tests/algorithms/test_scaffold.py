@@ -134,41 +134,31 @@ def _check_rounds(toy, model, process, truth, rounds):
 
 
 def test_rounds_equal_numpy(toy):
-  """Also a server learning rate, weight decay, and a changing rate."""
+  """Also a server learning rate, weight decay, and changing rates."""
   model, process = _scaffold(
+      rate=123.0,  # The schedule's rate counts.
       server_optimizer=_SGD(0.5),
       client_weighting='num_examples',
       client_weight_decay=0.01,
       client_warmup_steps=4,
+      client_learning_rate_schedule=lambda r: tf.where(r < 2, 0.25, 0.125),
   )
   truth = _Truth(toy, model, _SIZES)
-  # The clients have different numbers of steps: 3, 1 and 5.
-  rates = [
-      [0.1 * min(1, (step + 1) / 4) for step in range(len(own))]
-      for own in truth.batches
-  ]
-  kwargs = {
-      'uniform': False,
-      'server_rate': 0.5,
-      'rates': rates,
-      'weight_decay': 0.01,
-  }
-  _check_rounds(toy, model, process, truth, [(range(3), kwargs)] * 4)
-
-
-def test_learning_rate_schedule(toy):
-  """The schedule's rate counts, not the optimizer's."""
-  model, process = _scaffold(
-      rate=123.0,
-      client_learning_rate_schedule=lambda r: tf.where(r < 1, 0.25, 0.125),
-  )
-  _check_rounds(
-      toy,
-      model,
-      process,
-      _Truth(toy, model, (16, 16)),
-      [((0, 1), {'rates': [[rate] * 2] * 2}) for rate in (0.25, 0.125)],
-  )
+  rounds = []
+  for rate in (0.25, 0.25, 0.125, 0.125):
+    # The clients have different numbers of steps: 3, 1 and 5.
+    rates = [
+        [rate * min(1, (step + 1) / 4) for step in range(len(own))]
+        for own in truth.batches
+    ]
+    kwargs = {
+        'uniform': False,
+        'server_rate': 0.5,
+        'rates': rates,
+        'weight_decay': 0.01,
+    }
+    rounds.append((range(3), kwargs))
+  _check_rounds(toy, model, process, truth, rounds)
 
 
 def test_partial_participation(toy):
