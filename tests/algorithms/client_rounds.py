@@ -140,6 +140,22 @@ class Training:
     ]
 
 
+def names_at_server(type_spec, is_at_server=False):
+  """Yields the names of all values that a type places at the server."""
+  if isinstance(type_spec, tff.FunctionType):
+    yield from names_at_server(type_spec.parameter)
+    yield from names_at_server(type_spec.result)
+  elif isinstance(type_spec, tff.FederatedType):
+    yield from names_at_server(
+        type_spec.member, type_spec.placement is tff.SERVER
+    )
+  elif isinstance(type_spec, tff.StructType):
+    for name, element in tff.structure.iter_elements(type_spec):
+      if is_at_server and name is not None:
+        yield name
+      yield from names_at_server(element, is_at_server)
+
+
 def assert_same(found, expected):
   """Asserts that nested structures of arrays are equal to the bit."""
   tf.nest.map_structure(np.testing.assert_array_equal, found, expected)

@@ -192,22 +192,6 @@ def test_rounds_of_fed_avg_equal_numpy_in_float64(
       np.testing.assert_array_equal(value, server_value)
 
 
-def _names_at_server(type_spec, is_at_server=False):
-  """Yields the names of all values that a type places at the server."""
-  if isinstance(type_spec, tff.FunctionType):
-    yield from _names_at_server(type_spec.parameter)
-    yield from _names_at_server(type_spec.result)
-  elif isinstance(type_spec, tff.FederatedType):
-    yield from _names_at_server(
-        type_spec.member, type_spec.placement is tff.SERVER
-    )
-  elif isinstance(type_spec, tff.StructType):
-    for name, element in tff.structure.iter_elements(type_spec):
-      if is_at_server and name is not None:
-        yield name
-      yield from _names_at_server(element, is_at_server)
-
-
 @pytest.mark.parametrize(
     'name',
     [
@@ -232,7 +216,7 @@ def test_every_algorithm_trains_or_refuses(toy, name):
   local = [n for n, _ in tff.structure.iter_elements(client_type)]
   phase_at = _PHASE + (name == 'build_hbn')  # Its layer has one more weight.
   assert local.count(f'personal_phase_{phase_at}') == 1
-  names = set(_names_at_server(process.next.type_signature))
+  names = set(client_rounds.names_at_server(process.next.type_signature))
   # FedBN and others have the names of shared variables in the type.
   assert name == 'build_single' or 'kernel_0' in names
   assert not any('personal_phase' in n for n in names)

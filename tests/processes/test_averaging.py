@@ -33,16 +33,6 @@ def _process(name):
   )
 
 
-def _names(struct_type):
-  """Yields the names of all leaves in a type."""
-  names = []
-  if isinstance(struct_type, (tff.FederatedType, tff.SequenceType)):
-    return []
-  for name, member in tff.structure.iter_elements(struct_type):
-    names += _names(member) if isinstance(member, tff.StructType) else [name]
-  return names
-
-
 @pytest.mark.parametrize('name', _LOCAL)
 def test_the_type_shows_local_variables(name):
   model, process = _process(name)
@@ -50,23 +40,20 @@ def test_the_type_shows_local_variables(name):
   local = {model.variables[i].name for i in _LOCAL[name]}
   shared = {v.name for v in model.variables} - local
 
-  parameter = process.next.type_signature.parameter
-  state_type, client_type, data_type = parameter
-  assert state_type.placement is tff.SERVER
+  signature = process.next.type_signature
+  state_type, client_type, data_type = signature.parameter
   assert client_type.placement is tff.CLIENTS
   assert isinstance(data_type.member, tff.SequenceType)
-  assert set(_names(client_type.member)) == local
-  result = process.next.type_signature.result
-  assert result.client_states == client_type
-  for at_server in (
-      state_type.member,
-      result.state.member,
-      result.metrics.member,
-      process.initialize.type_signature.result.member,
-  ):
-    assert not local & set(_names(at_server))
-  weights = set(_names(state_type.member.global_model_weights))
-  assert weights == shared
+  assert {n for n, _ in tff.structure.iter_elements(client_type.member)} == (
+      local
+  )
+  assert signature.result.client_states == client_type
+  assert not local & set(client_rounds.names_at_server(signature))
+  weights = tff.FederatedType(
+      state_type.member.global_model_weights, tff.SERVER
+  )
+  names = set(client_rounds.names_at_server(weights))
+  assert names - {'trainable', 'non_trainable'} == shared
 
 
 @pytest.mark.parametrize('name', _LOCAL)
