@@ -19,10 +19,9 @@ pytestmark = pytest.mark.usefixtures('in_process_runtime')
 _SGD = tff.learning.optimizers.build_sgdm
 
 
-def _renorm(toy, seed=0):
+def _renorm(toy):
   return toy.model(
-      lambda: tff_bn.convert_batch_norm(toy.keras_model(), 'batch_renorm'),
-      seed,
+      lambda: tff_bn.convert_batch_norm(toy.keras_model(), 'batch_renorm')
   )
 
 
@@ -32,54 +31,28 @@ def test_roles_of_batch_renormalization(toy):
   assert sum(v.is_statistic for v in renorm.variables) == 2
 
 
-def test_fed_avg_with_one_client_equals_steps_of_keras(toy):
+def test_fixbn_with_one_client_equals_steps_of_keras_and_stops_correcting(toy):
+  """Its first phase is FedAvg; in its second one, statistics are constants."""
   model = _renorm(toy)
-  process = algorithms.build_fed_avg(model, _SGD(0.125))
-  state = process.initialize()
+  process = algorithms.build_fixbn(model, _SGD(0.125), fixbn_rounds=3)
+  training = client_rounds.Training(process, 1)
   keras_model = model.to_keras()
   optimizer = keras.optimizers.SGD(0.125)
   for round_num in range(3):
     data = toy.dataset(20, round_num)
-    state = process.next(state, [data]).state
+    training.next_round([data])
     for x, y in data:
       with tf.GradientTape() as tape:
         loss = toy.loss()(y, keras_model(x, training=True))
       weights = keras_model.trainable_weights
       optimizer.apply(tape.gradient(loss, weights), weights)
-  found = model.from_model_weights(process.get_model_weights(state))
-  for a, b in zip(found, keras_model.get_weights(), strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-10)
-
-
-def test_fed_bn_keeps_the_variables_of_batch_renormalization(toy):
-  model = _renorm(toy)
-  process = algorithms.build_fed_bn(model, _SGD(0.1))
-  data = [toy.dataset(16, seed) for seed in (0, 1)]
-  clients = client_rounds.run(process, data, 1).client_weights(model)
-  local = ('scale', 'shift', 'moving_mean', 'moving_variance')
-  for variable, a, b in zip(model.variables, *clients, strict=True):
-    is_local = variable.role.value in local
-    assert np.array_equal(a, b) != is_local, variable
-
-
-def test_fixbn_stops_correcting(toy):
-  """In its second phase, the statistics are constants."""
-  model = _renorm(toy)
-  process = algorithms.build_fixbn(model, _SGD(0.1), fixbn_rounds=1)
-  state, statistics = process.initialize(), []
-  for round_num in range(3):
-    state = process.next(state, [toy.dataset(16, round_num)]).state
-    weights = model.from_model_weights(process.get_model_weights(state))
-    statistics.append(
-        [
-            value
-            for value, v in zip(weights, model.variables, strict=True)
-            if v.is_statistic
-        ]
-    )
-  assert np.all(statistics[0][0] != 0)
-  np.testing.assert_array_equal(statistics[1], statistics[0])
-  np.testing.assert_array_equal(statistics[2], statistics[0])
+  before = training.weights(model)
+  client_rounds.assert_close(before, keras_model.get_weights(), 1e-10, 0)
+  training.next_round([data])
+  for variable, a, b in zip(
+      model.variables, before, training.weights(model), strict=True
+  ):
+    assert np.array_equal(a, b) == variable.is_statistic, variable
 
 
 @pytest.mark.parametrize(

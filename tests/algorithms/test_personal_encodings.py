@@ -85,12 +85,19 @@ def _process(name, share=0.5, **options):
 
 
 def _datasets(toy):
-  return [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)]
+  return client_rounds.datasets(toy, _SIZES)
 
 
 def _first_clients(process, state, num=3):
   initial = process.initialize_client(state)
   return [process.personalize(initial, number) for number in range(num)]
+
+
+def _training(process, num=3):
+  """Returns a training of clients with phases."""
+  training = client_rounds.Training(process, num)
+  training.clients = _first_clients(process, training.state, num)
+  return training
 
 
 def _phases(client_states):
@@ -148,11 +155,10 @@ def test_rounds_of_fed_avg_equal_numpy_in_float64(
   process = algorithms.build_fed_avg(
       model, _SGD(0.1, 0.5), client_weight_decay=0.01, seed=7
   )
-  state = process.initialize()
-  clients = _first_clients(process, state)
-  phases = _phases(clients)[:, 0].astype(np.float64)
+  training = _training(process)
+  phases = _phases(training.clients)[:, 0].astype(np.float64)
   assert np.ptp(phases) > 0.1
-  expected = model.from_model_weights(process.get_model_weights(state))
+  expected = training.weights(model)
   assert expected.pop(_PHASE) == 0
 
   for _ in range(3):
@@ -170,26 +176,20 @@ def test_rounds_of_fed_avg_equal_numpy_in_float64(
           )
       )
     expected = reference.average_models([w for w, _, _ in trained], _SIZES)
-    output = process.next(state, clients, _datasets(toy))
-    state, clients = output.state, output.client_states
+    metrics = training.next_round(_datasets(toy))
     np.testing.assert_allclose(
-        output.metrics['client_work']['train']['loss'],
+        metrics['client_work']['train']['loss'],
         sum(loss for _, _, loss in trained) / sum(_SIZES),
         rtol=1e-10,
     )
 
-  found = model.from_model_weights(process.get_model_weights(state))
+  found = training.weights(model)
   assert found.pop(_PHASE) == 0
-  for value, truth in zip(found, expected, strict=True):
-    np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
-  np.testing.assert_array_equal(_phases(clients)[:, 0], phases)
-  for client, phase in zip(clients, phases, strict=True):
-    own = model.from_model_weights(
-        process.get_client_model_weights(state, client)
-    )
+  client_rounds.assert_close(found, expected)
+  np.testing.assert_array_equal(_phases(training.clients)[:, 0], phases)
+  for own, phase in zip(training.client_weights(model), phases, strict=True):
     assert own.pop(_PHASE) == phase
-    for value, server_value in zip(own, found, strict=True):
-      np.testing.assert_array_equal(value, server_value)
+    client_rounds.assert_same(own, found)
 
 
 @pytest.mark.parametrize(
@@ -221,25 +221,21 @@ def test_every_algorithm_trains_or_refuses(toy, name):
   assert name == 'build_single' or 'kernel_0' in names
   assert not any('personal_phase' in n for n in names)
 
-  state = process.initialize()
-  clients = _first_clients(process, state)
-  before = _phases(clients)
+  training = _training(process)
+  before = _phases(training.clients)
   assert len(np.unique(before)) == 3
   for _ in range(2):  # FixBN's second round belongs to its second phase.
-    output = process.next(state, clients, _datasets(toy))
-    state, clients = output.state, output.client_states
-  assert output.metrics['client_work']['num_dropped_clients'] == 0
-  np.testing.assert_array_equal(_phases(clients), before)
+    metrics = training.next_round(_datasets(toy))
+  assert metrics['client_work']['num_dropped_clients'] == 0
+  np.testing.assert_array_equal(_phases(training.clients), before)
   initial = model.from_model_weights(model.initial_weights)
-  for client, phase in zip(clients, before[:, 0], strict=True):
-    own = model.from_model_weights(
-        process.get_client_model_weights(state, client)
-    )
+  for own, phase in zip(
+      training.client_weights(model), before[:, 0], strict=True
+  ):
     assert own[phase_at] == phase
     assert all(np.all(np.isfinite(value)) for value in own)
     assert np.any(own[0] != initial[0])
-  server = model.from_model_weights(process.get_model_weights(state))
-  assert server[phase_at] == 0
+  assert training.weights(model)[phase_at] == 0
 
 
 def test_clients_send_the_same_as_without_encodings():
@@ -267,14 +263,12 @@ def test_all_encodings_are_shared_by_default(toy):
   ):
     assert Role.PERSONAL_PHASE not in {v.role for v in model.variables}
     assert isinstance(process, tff.learning.templates.LearningProcess)
-    state = process.next(process.initialize(), _datasets(toy)).state
-    weights.append(process.get_model_weights(state))
+    training = client_rounds.run(process, _datasets(toy), 1)
+    weights.append(process.get_model_weights(training.state))
   # Without phases, all clients have the server's model.
   process = algorithms.build_fed_avg(_model(toy, 1.0), _SGD(0.1))
-  state = process.initialize()
-  clients = [process.initialize_client(state)] * 3
-  state = process.next(state, clients, _datasets(toy)).state
-  found = process.get_model_weights(state)
+  training = client_rounds.run(process, _datasets(toy), 1)
+  found = process.get_model_weights(training.state)
   assert found.non_trainable.pop() == 0
   for part, other, own in zip(*weights, found, strict=True):
     for a, b, c in zip(part, other, own, strict=True):
@@ -297,15 +291,15 @@ def test_all_encodings_are_shared_by_default(toy):
 def test_combinations(toy, build, base):
   model, plain = _process('build_fed_avg')
   process = build(model, _SGD(0.1), build_process=base)
-  state = process.initialize()
-  clients = _first_clients(process, state)
+  training = _training(process)
+  names = set(training.clients[0])
   # The same model and seed: the same phases.
   expected = _phases(_first_clients(plain, plain.initialize()))
-  np.testing.assert_array_equal(_phases(clients), expected)
-  output = process.next(state, clients, _datasets(toy))
-  np.testing.assert_array_equal(_phases(output.client_states), expected)
+  np.testing.assert_array_equal(_phases(training.clients), expected)
+  training.next_round(_datasets(toy))
+  np.testing.assert_array_equal(_phases(training.clients), expected)
   # The rest of a client's state is trained as usual.
-  assert set(output.client_states[0]) == set(clients[0])
+  assert set(training.clients[0]) == names
 
 
 def test_moon_compares_models_with_the_clients_encodings(toy):
@@ -314,10 +308,9 @@ def test_moon_compares_models_with_the_clients_encodings(toy):
   process = algorithms.build_moon(
       model, _SGD(0.1), contrastive_weight=0.7, temperature=0.4
   )
-  state = process.initialize()
-  clients = _first_clients(process, state)
-  phases = _phases(clients)[:, 0]
-  server = model.from_model_weights(process.get_model_weights(state))
+  training = _training(process)
+  phases = _phases(training.clients)[:, 0]
+  server = training.weights(model)
   server.pop(_PHASE)
   previous = [server] * 3
 
@@ -345,13 +338,11 @@ def test_moon_compares_models_with_the_clients_encodings(toy):
   for _ in range(2):
     previous = [train(number) for number in range(3)]
     server = reference.average_models(previous, _SIZES)
-    output = process.next(state, clients, _datasets(toy))
-    state, clients = output.state, output.client_states
+    training.next_round(_datasets(toy))
 
-  found = model.from_model_weights(process.get_model_weights(state))
+  found = training.weights(model)
   found.pop(_PHASE)
-  for value, truth in zip(found, server, strict=True):
-    np.testing.assert_allclose(value, truth, rtol=1e-9, atol=1e-11)
+  client_rounds.assert_close(found, server, 1e-9, 1e-11)
 
 
 def test_phases_depend_only_on_seed_client_and_layer():
@@ -420,25 +411,25 @@ def test_personal_phases_are_no_batch_normalization():
 
 def test_clients_that_are_left_out_keep_their_phases(toy):
   _, process = _process('build_fed_avg')
-  x, y = toy.arrays(8, 0)
-  x[3, 0] = np.nan
-  diverging = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
-  state = process.initialize()
-  clients = _first_clients(process, state)
+  training, alone = _training(process), _training(process)
+  before = _phases(training.clients)
 
-  output = process.next(
-      state, clients, [toy.dataset(16, 1), diverging, diverging.take(0)]
+  good = toy.dataset(16, 1)
+  metrics = training.next_round(
+      [good, *client_rounds.datasets_without_update(toy)]
   )
 
-  assert output.metrics['client_work']['num_dropped_clients'] == 1
-  np.testing.assert_array_equal(_phases(output.client_states), _phases(clients))
-  alone = process.next(state, clients[:1], [toy.dataset(16, 1)]).state
-  for a, b in zip(
-      process.get_model_weights(output.state).trainable,
-      process.get_model_weights(alone).trainable,
-      strict=True,
-  ):
-    np.testing.assert_allclose(a, b, rtol=1e-12)
+  assert metrics['client_work']['num_dropped_clients'] == 1
+  np.testing.assert_array_equal(_phases(training.clients), before)
+  alone.next_round([good], [0])
+  client_rounds.assert_close(
+      *(
+          process.get_model_weights(t.state).trainable
+          for t in (training, alone)
+      ),
+      rtol=1e-12,
+      atol=0,
+  )
 
 
 def test_mixed_precision():
@@ -463,8 +454,8 @@ def test_mixed_precision():
   (phase,) = (v for v in model.variables if v.role is Role.PERSONAL_PHASE)
   assert phase.dtype == tf.float32
   process = algorithms.build_fed_avg(model, _SGD(0.1))
-  state = process.initialize()
-  clients = _first_clients(process, state, 2)
+  training = _training(process, 2)
+  phases, before = _phases(training.clients), training.weights(model)
   data = [
       tf.data.Dataset.from_tensor_slices(
           (rng.normal(size=(16, 4)).astype(np.float32), np.arange(16) % 3)
@@ -472,10 +463,7 @@ def test_mixed_precision():
       .map(lambda x, y: (x, tf.cast(y, tf.int32)))
       .batch(8)
   ] * 2
-  output = process.next(state, clients, data)
-  assert output.metrics['client_work']['num_dropped_clients'] == 0
-  np.testing.assert_array_equal(_phases(output.client_states), _phases(clients))
-  kernels = [
-      process.get_model_weights(s).trainable[0] for s in (state, output.state)
-  ]
-  assert np.any(kernels[0] != kernels[1])
+  metrics = training.next_round(data)
+  assert metrics['client_work']['num_dropped_clients'] == 0
+  np.testing.assert_array_equal(_phases(training.clients), phases)
+  assert np.any(training.weights(model)[0] != before[0])
