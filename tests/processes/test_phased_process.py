@@ -13,13 +13,12 @@ import training_fakes
 
 from tff_bn import algorithms
 from tff_bn import training
-from tff_bn.clients.local_training import FixedStatisticsWork
-from tff_bn.processes import averaging
 from tff_bn.processes.phased_process import Phase
 from tff_bn.processes.phased_process import PhasedComputation
 from tff_bn.processes.phased_process import build_phased_process
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 from tff_bn.processes.stateful_process import StatefulProcessOutput
+from tff_bn.processes.stateful_process import with_next
 
 _TWO_ROUNDS = 2
 _assert_same = client_rounds.assert_same
@@ -332,28 +331,15 @@ def new_model():
 
 
 @pytest.fixture(scope='module')
-def options():
-  # With its rounds of two clients, it sends its control variates.
-  return dict(drift_correction=algorithms.Scaffold(4), local_steps=2)
-
-
-@pytest.fixture(scope='module')
-def fixbn(new_model, options):
+def fixbn(new_model):
   return algorithms.build_fixbn(
-      new_model, _SGD(0.1), fixbn_rounds=_TWO_ROUNDS, **options
-  )
-
-
-@pytest.fixture(scope='module')
-def stages(new_model, options):
-  """Returns the processes of both phases."""
-  fixed = averaging.build_shared(
       new_model,
       _SGD(0.1),
-      build_work=FixedStatisticsWork,
-      **options,
+      fixbn_rounds=_TWO_ROUNDS,
+      # With its rounds of two clients, it sends its control variates.
+      drift_correction=algorithms.Scaffold(4),
+      local_steps=2,
   )
-  return algorithms.build_fed_avg(new_model, _SGD(0.1), **options), fixed
 
 
 class TestClientStates:
@@ -370,8 +356,10 @@ class TestClientStates:
       states.append((state, clients))
     return states
 
-  def test_states_go_through_the_phases(self, any_runtime, fixbn, stages):
-    first, second = stages
+  def test_states_go_through_the_phases(self, any_runtime, fixbn):
+    first, second = (
+        with_next(fixbn, phase.computation) for phase in fixbn.next.phases
+    )
     data = _data()
 
     found = self._rounds([fixbn] * 4, data)
@@ -391,15 +379,12 @@ class TestClientStates:
     _assert_same(statistics[3:], statistics[2:4])
     assert np.any(statistics[2][0] != statistics[1][0])
 
-  def test_it_is_a_stateful_process(self, in_process_runtime, fixbn, stages):
-    first, _ = stages
+  def test_it_is_a_stateful_process(self, in_process_runtime, fixbn):
     assert isinstance(fixbn, StatefulLearningProcess)
     assert isinstance(fixbn.next, PhasedComputation)
-    assert fixbn.next.type_signature == first.next.type_signature
     assert fixbn.has_client_models is False
     state = fixbn.initialize()
     client = fixbn.initialize_client(state)
-    _assert_same(client, first.initialize_client(state))
     _assert_same(
         fixbn.get_client_model_weights(state, client),
         fixbn.get_model_weights(state),
