@@ -114,10 +114,7 @@ def _datasets(toy, sizes):
 
 _WITHOUT_AGGREGATOR = ('build_centralized', 'build_single')
 # Their clients' computations differ most.
-_QUICK = (
-    *('build_centralized', 'build_fbn', 'build_fed_bn', 'build_fedtan'),
-    *('build_moon', 'build_scaffold'),
-)
+_QUICK = ('build_centralized', 'build_fed_bn', 'build_fedtan', 'build_moon')
 
 
 def _computation(process):
@@ -341,9 +338,7 @@ def test_a_models_constants_cannot_be_changed_by_accident(toy):
 @pytest.mark.parametrize(
     ('name', 'local_steps', 'copies'),
     [
-        ('build_fed_avg', 1, 1),
         ('build_moon', 2, 1),
-        ('build_fedtan', 1, 1),
         ('build_fedtan', 2, 2),
     ],
 )

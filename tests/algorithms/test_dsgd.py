@@ -250,14 +250,20 @@ def test_clients_momentums_equal_numpy(toy):
       client_rounds.assert_same(training.clients[k], before[k])
 
 
-def test_mean_of_momentums_is_the_servers_momentum(toy):
-  """In both phases of FixBN; the first one is FedAvg."""
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        pytest.param(
+            dict(build_process=algorithms.build_fixbn, fixbn_rounds=2),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=['fed_avg', 'fixbn'],
+)
+def test_mean_of_momentums_is_the_servers_momentum(toy, options):
   model = client_rounds.toy_model()
-  options = dict(
-      client_weighting='uniform',
-      build_process=algorithms.build_fixbn,
-      fixbn_rounds=2,
-  )
+  options = dict(client_weighting='uniform', **options)
   at_clients = _robust(model, **options)
   at_server = algorithms.build_dsgd(
       model, _SGD(0.1 * (1 - _MOMENTUM), _MOMENTUM), **options

@@ -243,8 +243,8 @@ def test_other_weights_and_server_optimizers_move_no_statistics(toy):
 @pytest.mark.parametrize(
     'name',
     [
-        'build_moon',
         'build_fed_bs',
+        pytest.param('build_moon', marks=pytest.mark.slow),
         pytest.param('build_scaffold', marks=pytest.mark.slow),
     ],
 )

@@ -128,7 +128,7 @@ def _check(name, model_name='small_cnn', learning_rate=0.05):
 
 
 # The others train their clients as one of these does.
-_QUICK = ('fed_avg', 'fed_bn', 'fedtan_fused', 'fbn')
+_QUICK = ('fed_avg', 'fedtan_fused', 'fbn')
 
 
 @pytest.mark.usefixtures('in_process_runtime')

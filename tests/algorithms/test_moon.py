@@ -317,7 +317,10 @@ class _Subclassed(keras.Model):
 
 @pytest.mark.parametrize(
     ('keras_model_fn', 'feature_layer'),
-    [(_nested_model, 'nested_relu'), (_Subclassed, 'own_relu')],
+    [
+        pytest.param(_nested_model, 'nested_relu', marks=pytest.mark.slow),
+        (_Subclassed, 'own_relu'),
+    ],
 )
 def test_other_kinds_of_models(toy, keras_model_fn, feature_layer):
   model = toy.model(keras_model_fn)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures('in_process_runtime')
     [
         ('fed_avg', 'toy_images'),
         pytest.param('centralized', 'toy', marks=pytest.mark.slow),
-        ('fed_bn', 'toy_images'),
+        pytest.param('fed_bn', 'toy_images', marks=pytest.mark.slow),
         pytest.param('silo_bn', 'toy', marks=pytest.mark.slow),
         pytest.param('local_affine', 'toy', marks=pytest.mark.slow),
         pytest.param('single', 'toy', marks=pytest.mark.slow),

@@ -43,6 +43,8 @@ _ALIKE = frozenset(
         'build_fixbn',
         'build_moon',
         'build_dsgd',
+        'build_fbn',
+        'build_scaffold',
     ]
 )
 
@@ -145,7 +147,7 @@ def _gradients_with(encodings, mode):
     ('mode', 'share', 'num_personal'),
     [
         ('add', 0.3, 2),
-        ('multiply', 0.7, 4),
+        pytest.param('multiply', 0.7, 4, marks=pytest.mark.slow),
     ],
 )
 def test_rounds_of_fed_avg_equal_numpy_in_float64(

@@ -82,7 +82,10 @@ class _Pair:
             dict(build_process=algorithms.build_fbn), marks=pytest.mark.slow
         ),
         dict(build_process=algorithms.build_fed_bn, num_clients=4),
-        dict(build_process=algorithms.build_fixbn, fixbn_rounds=2),
+        pytest.param(
+            dict(build_process=algorithms.build_fixbn, fixbn_rounds=2),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=['fed_avg', 'all_options', 'fbn', 'fed_bn', 'fixbn'],
 )

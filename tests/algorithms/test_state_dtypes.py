@@ -86,11 +86,11 @@ def _dataset():
     [
         algorithms.build_centralized,
         algorithms.build_fed_avg,
-        algorithms.build_single,
         algorithms.build_fedtan,
         *(
             pytest.param(build, marks=pytest.mark.slow)
             for build in (
+                algorithms.build_single,
                 algorithms.build_fbn,
                 algorithms.build_scaffold,
                 algorithms.build_dsgd,

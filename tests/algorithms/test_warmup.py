@@ -61,29 +61,6 @@ def _check(
   return training.state
 
 
-def _check_with_momentum(toy, name, rounds, warmup_steps, local_steps):
-  """Checks an algorithm with these local steps."""
-  model, process = client_rounds.toy_process(
-      name,
-      momentum=0.5,
-      client_warmup_steps=warmup_steps,
-      local_steps=local_steps,
-  )
-  _check(
-      toy,
-      model,
-      process,
-      rounds,
-      take=local_steps,
-      warmup_steps=warmup_steps,
-      momentum=0.5,
-  )
-
-
-def test_every_round_has_a_warmup(toy):
-  _check_with_momentum(toy, 'build_fed_avg', [_SIZES] * 4, 3, local_steps=4)
-
-
 @pytest.mark.slow
 def test_learning_rate_that_was_set_is_multiplied(toy):
   model = toy.model()
@@ -109,15 +86,16 @@ def test_learning_rate_that_was_set_is_multiplied(toy):
   assert process.get_hparams(state)['client_work']['learning_rate'] == 0.3
 
 
-def test_the_first_rounds_are_a_warmup(toy):
+def test_every_round_has_a_warmup_and_the_first_rounds_are_one(toy):
   """The schedule's rate counts, not the optimizer's."""
   rates = (0.25, 0.125, 0.5, 0.0625)
   model, process = client_rounds.toy_process(
       'build_fed_avg',
       rate=123.0,
-      local_steps=2,
+      momentum=0.5,
+      local_steps=4,
       client_warmup_rounds=3,
-      client_warmup_steps=2,
+      client_warmup_steps=3,
       client_learning_rate_schedule=lambda r: tf.gather(rates, r),
   )
   _check(
@@ -125,48 +103,55 @@ def test_the_first_rounds_are_a_warmup(toy):
       model,
       process,
       [_SIZES] * 4,
-      take=2,
-      warmup_steps=2,
+      take=4,
+      warmup_steps=3,
       rate=lambda r: min(1, (r + 1) / 3) * rates[r],
-  )
-
-
-def test_centralized_rounds_are_a_warmup(toy):
-  """The rate of a round is not the base of the next one."""
-  model, process = client_rounds.toy_process(
-      'build_centralized', momentum=0.5, local_steps=1, client_warmup_rounds=4
-  )
-  training = client_rounds.run(process, [toy.dataset(8, 0)], 6)
-  expected = numpy_steps.train(
-      _initial(model),
-      reference.split(*toy.arrays(8, 0)) * 6,
-      _rates(6, 4),
       momentum=0.5,
   )
-  _assert_close(training.weights(model), expected)
 
 
 def test_centralized_optimizer_lasts_and_keeps_its_learning_rate(toy):
+  """The rate of a round is not the base of the next one."""
   model, process = client_rounds.toy_process(
-      'build_centralized', momentum=0.5, client_warmup_steps=8, local_epochs=2
+      'build_centralized',
+      momentum=0.5,
+      client_warmup_steps=8,
+      client_warmup_rounds=3,
+      local_epochs=2,
   )
   training = client_rounds.Training(process, 1)
-  num_rounds = 5
-  for r in range(num_rounds):
+  for r in range(5):
     training.next_round([toy.dataset(20, 0)])
     optimizer = training.state.client_work['optimizer']
     assert optimizer['learning_rate'] == 0.1, r
-  # One long training, whose momentum goes on.
-  batches = reference.split(*toy.arrays(20, 0)) * 2 * num_rounds
+  # One long training, whose momentum goes on; a round has six steps.
+  rates = [
+      rate * min(1, (step // 6 + 1) / 3)
+      for step, rate in enumerate(_rates(30, 8))
+  ]
   expected = numpy_steps.train(
-      _initial(model), batches, _rates(len(batches), 8), momentum=0.5
+      _initial(model),
+      reference.split(*toy.arrays(20, 0)) * 10,
+      rates,
+      momentum=0.5,
   )
   _assert_close(training.weights(model), expected)
 
 
 def test_fedtans_first_step_is_a_step(toy):
   """With one client it is ordinary local training."""
-  _check_with_momentum(toy, 'build_fedtan', [[20]] * 4, 7, local_steps=2)
+  model, process = client_rounds.toy_process(
+      'build_fedtan', momentum=0.5, client_warmup_steps=7, local_steps=2
+  )
+  _check(
+      toy,
+      model,
+      process,
+      [[20]] * 4,
+      take=2,
+      warmup_steps=7,
+      momentum=0.5,
+  )
 
 
 def test_rounds_of_dsgd_are_steps(toy):
