@@ -1,7 +1,6 @@
 """Tests of FedAvg with averaged statistics."""
 
 import client_rounds
-import keras
 import numpy as np
 import numpy_reference as reference
 import pytest
@@ -191,50 +190,3 @@ def test_server_optimizer_moves_weights_and_never_statistics(
   client_rounds.assert_close(
       training.weights(model), weights, tolerance, tolerance
   )
-
-
-@pytest.mark.parametrize(
-    ('kwargs', 'error', 'message'),
-    [
-        ({'local_steps': 0}, ValueError, 'local_steps=0 must be a whole'),
-        ({'local_steps': 2.5}, ValueError, 'local_steps=2.5 must be a whole'),
-        ({'local_epochs': 0}, ValueError, 'local_epochs=0 must be a whole'),
-        ({'local_epochs': None}, TypeError, 'local_epochs must be a whole'),
-        (
-            {'client_weighting': 'size'},
-            ValueError,
-            "client_weighting='size' must be one of num_examples, uniform",
-        ),
-        (
-            {'client_weight_decay': -1.0},
-            ValueError,
-            'client_weight_decay=-1.0 must be a number, at least 0',
-        ),
-        (
-            {'server_optimizer': keras.optimizers.SGD()},
-            TypeError,
-            'server_optimizer must be a tff.learning.optimizers.Optimizer',
-        ),
-        (
-            {'client_optimizer': keras.optimizers.SGD()},
-            TypeError,
-            'client_optimizer must be a tff.learning.optimizers.Optimizer',
-        ),
-        (
-            {'model_aggregator': tff.aggregators.UnweightedMeanFactory()},
-            ValueError,
-            'client_weighting=num_examples is impossible with model_agg',
-        ),
-        ({'model_aggregator': 'mean'}, TypeError, 'model_aggregator must be'),
-        (
-            {'statistics_aggregator': tff.aggregators.MeanFactory()},
-            TypeError,
-            'statistics_aggregator must be an unweighted factory',
-        ),
-        ({'local_step': 1}, TypeError, 'local_step'),
-    ],
-)
-def test_bad_arguments_are_refused(kwargs, error, message):
-  kwargs = {'client_optimizer': _SGD(0.1), **kwargs}
-  with pytest.raises(error, match=message):
-    algorithms.build_fed_avg(client_rounds.toy_model(), **kwargs)

@@ -469,10 +469,3 @@ def test_a_subclassed_model_needs_a_name(toy):
       ValueError, match='neither functional nor .* Set feature_layer'
   ):
     _build(toy.model(_Subclassed))
-
-
-def test_the_papers_values_are_the_defaults():
-  assert algorithms.Moon() == algorithms.Moon(1.0, 0.5, None)
-  defaults = algorithms.build_moon.__kwdefaults__
-  assert defaults['contrastive_weight'] == 1
-  assert defaults['temperature'] == 0.5

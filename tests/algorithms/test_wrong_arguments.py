@@ -49,6 +49,36 @@ def test_misspelt_argument(name):
             TypeError,
             'must be a function that maps the number of finished rounds',
         ),
+        (dict(local_steps=0), ValueError, 'local_steps=0 must be a whole'),
+        (dict(local_steps=2.5), ValueError, 'local_steps=2.5 must be a whole'),
+        (dict(local_epochs=0), ValueError, 'local_epochs=0 must be a whole'),
+        (dict(local_epochs=None), TypeError, 'local_epochs must be a whole'),
+        (
+            dict(client_weighting='size'),
+            ValueError,
+            "client_weighting='size' must be one of num_examples, uniform",
+        ),
+        (
+            dict(client_weight_decay=-1.0),
+            ValueError,
+            'client_weight_decay=-1.0 must be a number, at least 0',
+        ),
+        (
+            dict(server_optimizer=keras.optimizers.SGD()),
+            TypeError,
+            'server_optimizer must be a tff.learning.optimizers.Optimizer',
+        ),
+        (
+            dict(model_aggregator=tff.aggregators.UnweightedMeanFactory()),
+            ValueError,
+            'client_weighting=num_examples is impossible with model_agg',
+        ),
+        (dict(model_aggregator='mean'), TypeError, 'model_aggregator must be'),
+        (
+            dict(statistics_aggregator=tff.aggregators.MeanFactory()),
+            TypeError,
+            'statistics_aggregator must be an unweighted factory',
+        ),
         (dict(seed=None), TypeError, 'seed must be an integer .* but is None'),
         (dict(seed=1.5), TypeError, 'seed must be an integer .* but is 1.5'),
         (dict(seed=2**63), TypeError, 'seed must be an integer of 64 bits'),
@@ -119,7 +149,10 @@ def test_the_name_of_a_builder_in_place_of_the_builder(name):
 
 
 def test_keras_optimizer():
-  with pytest.raises(TypeError, match='tff.learning.optimizers.build_sgdm'):
+  with pytest.raises(
+      TypeError,
+      match='client_optimizer must be a .*tff.learning.optimizers.build_sgdm',
+  ):
     algorithms.build_fed_avg(
         client_rounds.toy_model(), keras.optimizers.SGD(0.1)
     )

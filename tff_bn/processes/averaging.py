@@ -7,7 +7,7 @@ import collections
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
-from typing import Any, Optional, Protocol
+from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -40,30 +40,21 @@ from tff_bn.processes.stateful_process import StatefulProcessOutput
 LearningAlgorithmState = tff.learning.templates.LearningAlgorithmState
 
 
-class BuildWork(Protocol):
-  """Builds the clients' work in a round."""
-
-  def __call__(  # noqa: D102
-      self,
-      model: BatchNormModel,
-      config: LocalTrainingConfig,
-      weights: SharedWeights,
-      correction: Optional[BoundCorrection],
-  ) -> ClientWork:
-    ...
-
-
-class BuildEvaluationState(Protocol):
-  """Builds `StatefulLearningProcess.evaluation_state`."""
-
-  def __call__(  # noqa: D102
-      self,
-      work: ClientWork,
-      weights: SharedWeights,
-      state_type: tff.FederatedType,
-      client_type: tff.Type,
-  ) -> tff.Computation:
-    ...
+# Builds the clients' work in a round.
+BuildWork = Callable[
+    [
+        BatchNormModel,
+        LocalTrainingConfig,
+        SharedWeights,
+        Optional[BoundCorrection],
+    ],
+    ClientWork,
+]
+# Builds `StatefulLearningProcess.evaluation_state` from the work, the weights,
+# and the types of the server's and of a client's state.
+BuildEvaluationState = Callable[
+    [ClientWork, SharedWeights, tff.FederatedType, tff.Type], tff.Computation
+]
 
 
 def build_shared(
