@@ -153,27 +153,6 @@ def test_regularization_is_part_of_the_loss(toy):
   )
 
 
-def test_subclassed_models_work(toy):
-  class Subclassed(keras.Model):
-
-    def __init__(self):
-      super().__init__(dtype='float64')
-      self.norm = keras.layers.BatchNormalization(dtype='float64')
-      self.dense = keras.layers.Dense(3, dtype='float64')
-
-    def call(self, x, training=None):
-      return self.dense(self.norm(x, training=training))
-
-  model = toy.model(Subclassed)
-  process = algorithms.build_fed_bn(model, _SGD(0.1))
-  state = process.initialize()
-  client = process.initialize_client(state)
-  (client,) = process.next(state, [client], [toy.dataset(16, 1)]).client_states
-  x, _ = toy.arrays(16, 1)
-  mean = 0.99 * (0.99 * 0 + 0.01 * x[:8].mean(0)) + 0.01 * x[8:].mean(0)
-  np.testing.assert_allclose(client['moving_mean_2'], mean, rtol=1e-6)
-
-
 def test_a_loss_without_reduction_is_refused(toy):
   toy.loss = lambda: keras.losses.SparseCategoricalCrossentropy(
       from_logits=True, reduction='none'

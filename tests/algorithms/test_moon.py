@@ -153,6 +153,7 @@ def test_the_references_gradient_is_that_of_the_loss():
     np.testing.assert_allclose(gradient[i], (high - low) / 2e-6, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_weight_0_is_fed_avg_to_the_bit(toy):
   toy.dtype = 'float32'
   model = toy.model()
