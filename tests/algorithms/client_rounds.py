@@ -1,12 +1,61 @@
 """Several clients' data and rounds with client states."""
 
+import functools
+
 import numpy as np
 import numpy_reference as reference
 import tensorflow as tf
 import tensorflow_federated as tff
+import toy_problem
 
 from tff_bn import algorithms
 from tff_bn.processes.stateful_process import StatefulLearningProcess
+
+BUILDERS = [name for name in algorithms.__all__ if name.startswith('build_')]
+_REQUIRED = {
+    'build_fed_bs': dict(epsilon=1.0),
+    'build_fedtan_ii': dict(sync_rounds=1),
+    'build_fixbn': dict(fixbn_rounds=1),
+}
+
+
+def build(builder_name, model, optimizer=None, **options):
+  """Calls a builder, with values for the arguments that have no default."""
+  return getattr(algorithms, builder_name)(
+      model,
+      optimizer or tff.learning.optimizers.build_sgdm(0.1),
+      **{**_REQUIRED.get(builder_name, {}), **options},
+  )
+
+
+def toy_model(builder_name=''):
+  """Returns a float64 model that a builder can train; tests share it."""
+  return _toy_model('build_hbn' if builder_name == 'build_hbn' else '')
+
+
+@functools.cache
+def _toy_model(builder_name):
+  return toy_problem.Toy().model_for(builder_name)
+
+
+@functools.lru_cache(maxsize=32)
+def toy_process(builder_name, rate=0.1, momentum=None, **options):
+  """Returns the toy problem's model and a process; tests share both.
+
+  Tracing a process takes a second, a round only hundredths. Processes keep no
+  state, so many tests can use the same one.
+
+  Args:
+    builder_name: The name of the builder.
+    rate: The clients' learning rate.
+    momentum: The clients' momentum.
+    **options: Other arguments, which must be hashable.
+  """
+  model = toy_model(builder_name)
+  if options.get('build_process') is algorithms.build_hbn:
+    model = toy_model('build_hbn')
+  optimizer = tff.learning.optimizers.build_sgdm(rate, momentum)
+  return model, build(builder_name, model, optimizer, **options)
 
 
 def datasets(problem, sizes, seeds=None):
@@ -91,6 +140,22 @@ class Training:
     ]
 
 
+def names_at_server(type_spec, is_at_server=False):
+  """Yields the names of all values that a type places at the server."""
+  if isinstance(type_spec, tff.FunctionType):
+    yield from names_at_server(type_spec.parameter)
+    yield from names_at_server(type_spec.result)
+  elif isinstance(type_spec, tff.FederatedType):
+    yield from names_at_server(
+        type_spec.member, type_spec.placement is tff.SERVER
+    )
+  elif isinstance(type_spec, tff.StructType):
+    for name, element in tff.structure.iter_elements(type_spec):
+      if is_at_server and name is not None:
+        yield name
+      yield from names_at_server(element, is_at_server)
+
+
 def assert_same(found, expected):
   """Asserts that nested structures of arrays are equal to the bit."""
   tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
@@ -112,9 +177,6 @@ def run(process, data, num_rounds):
 
 def weights_after_two_rounds(problem, name, **options):
   """Returns the model's weights after two rounds of an algorithm."""
-  model = problem.model()
-  process = getattr(algorithms, f'build_{name}')(
-      model, tff.learning.optimizers.build_sgdm(0.1, 0.5), **options
-  )
+  model, process = toy_process(f'build_{name}', momentum=0.5, **options)
   sizes = [20] if name == 'centralized' else (20, 7, 33)
   return run(process, datasets(problem, sizes), 2).weights(model)

@@ -1,5 +1,6 @@
-"""Tests of clients without data, diverging clients, and unusual variables."""
+"""Tests of centralized training, and of unusual models at clients."""
 
+import client_rounds
 import keras
 import numpy as np
 import pytest
@@ -13,116 +14,20 @@ pytestmark = pytest.mark.usefixtures('in_process_runtime')
 _SGD = tff.learning.optimizers.build_sgdm
 
 
-def _values(model, process, state):
-  return model.from_model_weights(process.get_model_weights(state))
-
-
-def _poisoned(toy):
-  x, y = toy.arrays(8, 0)
-  x[3, 0] = np.nan
-  return tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
-
-
-def _assert_equal(found, expected):
-  for a, b in zip(found, expected):
-    np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize(
-    ('bad_client', 'weighting'),
-    [('nan', 'uniform'), ('empty', 'num_examples')],
-)
-def test_a_bad_client_has_no_weight(toy, weighting, bad_client):
-  model = toy.model()
-  process = algorithms.build_fed_avg(
-      model, _SGD(0.1), client_weighting=weighting
-  )
-  state = process.initialize()
-  good = [toy.dataset(16, 1), toy.dataset(9, 2)]
-  bad = _poisoned(toy) if bad_client == 'nan' else toy.dataset(8, 0).take(0)
-
-  expected = process.next(state, good)
-  found = process.next(state, [good[0], bad, good[1]])
-
-  for a, b in zip(
-      _values(model, process, found.state),
-      _values(model, process, expected.state),
-  ):
-    np.testing.assert_allclose(a, b, rtol=1e-12)
-  metrics = found.metrics['client_work']
-  assert metrics['num_clients'] == 3
-  assert metrics['num_dropped_clients'] == (bad_client == 'nan')
-  for name, value in expected.metrics['client_work']['train'].items():
-    np.testing.assert_allclose(metrics['train'][name], value, rtol=1e-12)
-
-
 def test_centralized_refuses_more_than_one_dataset(toy):
-  process = algorithms.build_centralized(toy.model(), _SGD(0.1))
+  _, process = client_rounds.toy_process('build_centralized')
   state = process.initialize()
   with pytest.raises(Exception, match='exactly one dataset'):
     process.next(state, [toy.dataset(8, 0), toy.dataset(8, 1)])
 
 
-def test_centralized_keeps_its_momentum(toy):
-  """Two rounds of one epoch are one round of two epochs."""
-  model = toy.model()
-  kwargs = dict(client_weight_decay=0.01)
-  once = algorithms.build_centralized(model, _SGD(0.1, 0.9), **kwargs)
-  twice = algorithms.build_centralized(
-      model, _SGD(0.1, 0.9), local_epochs=2, **kwargs
-  )
-  data = [toy.dataset(20, 4)]
-  state = once.next(once.initialize(), data).state
-  state = once.next(state, data).state
-  expected = twice.next(twice.initialize(), data).state
-  _assert_equal(_values(model, once, state), _values(model, twice, expected))
-
-
-def test_centralized_follows_the_learning_rate_schedule(toy):
-  model = toy.model()
-  process = algorithms.build_centralized(
-      model,
-      _SGD(0.1),
-      client_learning_rate_schedule=lambda r: tf.where(r < 1, 0.1, 0.0),
-  )
-  data = [toy.dataset(8, 0)]
-  first = process.next(process.initialize(), data).state
-  second = process.next(first, data).state
-  _assert_equal(
-      process.get_model_weights(first).trainable,
-      process.get_model_weights(second).trainable,
-  )
-  assert np.any(
-      process.get_model_weights(first).trainable[0]
-      != process.get_model_weights(process.initialize()).trainable[0]
-  )
-
-
 def test_centralized_can_start_from_other_weights(toy):
-  model = toy.model()
-  process = algorithms.build_centralized(model, _SGD(0.1))
+  model, process = client_rounds.toy_process('build_centralized')
   weights = model.from_keras(toy.keras_model())
   state = process.set_model_weights(process.initialize(), weights)
-  _assert_equal(process.get_model_weights(state).trainable, weights.trainable)
-
-
-def test_frozen_layers_never_change(toy):
-  def keras_model_fn():
-    model = toy.keras_model()
-    model.get_layer('hidden').trainable = False
-    model.get_layer('norm').trainable = False
-    return model
-
-  model = toy.model(keras_model_fn)
-  process = algorithms.build_fed_avg(model, _SGD(0.1))
-  state = process.initialize()
-  before = _values(model, process, state)
-  data = [toy.dataset(size, size) for size in (5, 11, 17)]
-  for _ in range(3):
-    state = process.next(state, data).state
-  after = _values(model, process, state)
-  _assert_equal(after[:6], before[:6])
-  assert np.all(after[6] != before[6])
+  client_rounds.assert_same(
+      process.get_model_weights(state).trainable, weights.trainable
+  )
 
 
 class _Counter(keras.layers.Layer):
@@ -223,53 +128,29 @@ def test_clients_with_other_data_drop_other_units(toy):
 
 
 def test_regularization_is_part_of_the_loss(toy):
-  def model_with(regularizer):
-    return toy.model(
-        lambda: keras.Sequential(
-            [
-                keras.Input((4,), dtype='float64'),
-                keras.layers.Dense(
-                    3,
-                    kernel_regularizer=regularizer,
-                    dtype='float64',
-                    use_bias=False,
-                ),
-            ]
-        )
-    )
-
-  def after_a_step(model):
-    process = algorithms.build_fed_avg(model, _SGD(0.1))
-    state = process.next(process.initialize(), [toy.dataset(8, 0)]).state
-    (kernel,) = process.get_model_weights(state).trainable
-    return kernel
-
-  model = model_with(keras.regularizers.L2(0.25))
+  model = toy.model(
+      lambda: keras.Sequential(
+          [
+              keras.Input((4,), dtype='float64'),
+              keras.layers.Dense(
+                  3,
+                  kernel_regularizer=keras.regularizers.L2(0.25),
+                  dtype='float64',
+                  use_bias=False,
+              ),
+          ]
+      )
+  )
   (kernel,) = model.initial_weights.trainable
-  change = after_a_step(model) - after_a_step(model_with(None))
-  # Minus the learning rate times the gradient of 0.25 |kernel|².
-  np.testing.assert_allclose(change, -0.1 * 0.5 * kernel, rtol=1e-6)
-
-
-def test_subclassed_models_work(toy):
-  class Subclassed(keras.Model):
-
-    def __init__(self):
-      super().__init__(dtype='float64')
-      self.norm = keras.layers.BatchNormalization(dtype='float64')
-      self.dense = keras.layers.Dense(3, dtype='float64')
-
-    def call(self, x, training=None):
-      return self.dense(self.norm(x, training=training))
-
-  model = toy.model(Subclassed)
-  process = algorithms.build_fed_bn(model, _SGD(0.1))
-  state = process.initialize()
-  client = process.initialize_client(state)
-  (client,) = process.next(state, [client], [toy.dataset(16, 1)]).client_states
-  x, _ = toy.arrays(16, 1)
-  mean = 0.99 * (0.99 * 0 + 0.01 * x[:8].mean(0)) + 0.01 * x[8:].mean(0)
-  np.testing.assert_allclose(client['moving_mean_2'], mean, rtol=1e-6)
+  x, y = toy.arrays(8, 0)
+  shares = np.exp(x @ kernel)
+  shares /= shares.sum(axis=1, keepdims=True)
+  gradient = x.T @ (shares - np.eye(3)[y]) / 8 + 2 * 0.25 * kernel
+  process = algorithms.build_fed_avg(model, _SGD(0.1))
+  training = client_rounds.run(process, [toy.dataset(8, 0)], 1)
+  client_rounds.assert_close(
+      training.weights(model), [kernel - 0.1 * gradient], rtol=1e-6
+  )
 
 
 def test_a_loss_without_reduction_is_refused(toy):

@@ -4,28 +4,37 @@ A round without clients must leave the states unchanged to the bit.
 """
 
 import collections
+import copy
+import functools
 
+import client_rounds
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn import algorithms
 from tff_bn.clients import drift_correction
-from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 _OPTIMIZERS = tff.learning.optimizers
 _SGD = _OPTIMIZERS.build_sgdm
-_SERVER_OPTIMIZERS = {
-    'adam': _OPTIMIZERS.build_adam(0.01),
-    'momentum': _SGD(0.5, 0.9),
-}
-_REQUIRED = {
+_OPTIONS = {
+    'fed_avg': dict(
+        client_weighting='uniform', server_optimizer=_SGD(0.5, 0.9)
+    ),
     'fed_bs': dict(epsilon=1e-9),
     'fixbn': dict(fixbn_rounds=3),
+    # A dropped client still counts for N.
+    'scaffold': dict(num_clients=4),
 }
+_NAMES = [
+    *('fed_bn', 'scaffold', 'fed_avg'),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ('fbn', 'fedtan', 'fixbn', 'fed_bs')
+    ),
+]
 
 
 def _poisoned(toy, seed=0):
@@ -42,50 +51,21 @@ def _good(toy):
   return [toy.dataset(16, 1), toy.dataset(9, 2), toy.dataset(20, 3)]
 
 
-def _metrics(output):
-  """Returns a round's metrics about its clients and the server's step."""
-  return {**output.metrics['client_work'], **output.metrics['finalizer']}
+class _Run(client_rounds.Training):
+  """A training that knows its model."""
 
-
-class _Run:
-  """A training with a fixed number of clients."""
-
-  def __init__(self, toy, name, **options):
-    self.model = toy.model()
-    momentum = None if name == 'scaffold' else 0.5
-    self.process = getattr(algorithms, f'build_{name}')(
-        self.model,
-        _SGD(0.1, momentum),
-        **{**_REQUIRED.get(name, {}), **options},
-    )
-    self.is_stateful = isinstance(self.process, StatefulLearningProcess)
-    self.state = self.process.initialize()
-    self.client_states = None
-    self.metrics = None
+  def __init__(self, model, process, num_clients=3):
+    super().__init__(process, num_clients)
+    self.model = model
 
   def next(self, data):
-    """Runs a round and returns the metrics."""
-    if self.is_stateful:
-      if self.client_states is None:
-        new = self.process.initialize_client(self.state)
-        self.client_states = [new] * len(data)
-      output = self.process.next(self.state, self.client_states, data)
-      self.client_states = output.client_states
-    else:
-      output = self.process.next(self.state, data)
-    self.state, self.metrics = output.state, _metrics(output)
-    return self.metrics
-
-  def copy(self):
-    other = object.__new__(type(self))
-    other.__dict__.update(self.__dict__)
-    return other
+    """Runs a round; returns metrics of its clients and of the server's step."""
+    metrics = self.next_round(data)
+    return {**metrics['client_work'], **metrics['finalizer']}
 
   @property
-  def weights(self):
-    return self.model.from_model_weights(
-        self.process.get_model_weights(self.state)
-    )
+  def values(self):
+    return self.weights(self.model)
 
   @property
   def lasting(self):
@@ -96,8 +76,22 @@ class _Run:
         self.state.global_model_weights,
         self.state.finalizer['optimizer'],
         work,
-        self.client_states,
+        self.clients,
     ]
+
+
+@functools.cache
+def _with_server_optimizer(name):
+  """Returns a model and a process with a server optimizer that has a state."""
+  options = dict(
+      client_weighting='num_examples',
+      server_optimizer=_OPTIMIZERS.build_adam(0.01),
+  )
+  return client_rounds.toy_process(
+      f'build_{name}',
+      momentum=None if name == 'scaffold' else 0.5,
+      **{**options, **_OPTIONS.get(name, {})},
+  )
 
 
 def _assert_same(found, expected):
@@ -114,26 +108,11 @@ def _changed(found, expected):
   )
 
 
-@pytest.mark.parametrize(
-    ('name', 'weighting'),
-    [
-        ('fbn', 'num_examples'),
-        ('fed_bn', 'num_examples'),
-        ('scaffold', 'num_examples'),
-        ('fed_avg', 'uniform'),
-        *(
-            pytest.param(name, 'num_examples', marks=pytest.mark.slow)
-            for name in ('fedtan', 'fixbn', 'fed_bs')
-        ),
-    ],
-)
-def test_a_dropped_client_leaves_the_mean_of_the_others(toy, name, weighting):
-  options = dict(client_weighting=weighting)
-  if name == 'scaffold':
-    # A dropped client still counts for N.
-    options['num_clients'] = 4
-  initial = _Run(toy, name, **options)
-  found, expected = initial.copy(), initial.copy()
+@pytest.mark.parametrize('name', _NAMES)
+def test_a_dropped_client_leaves_the_mean_of_the_others(toy, name):
+  arguments = _with_server_optimizer(name)
+  found, expected = _Run(*arguments, 4), _Run(*arguments)
+  before = found.values
   for number in range(1, 4):
     good = _good(toy)
     metrics = found.next([good[0], _poisoned(toy), *good[1:]])
@@ -144,31 +123,19 @@ def test_a_dropped_client_leaves_the_mean_of_the_others(toy, name, weighting):
     assert others['num_dropped_clients'] == 0
     for key, value in others['train'].items():
       np.testing.assert_array_equal(metrics['train'][key], value)
-    _assert_same(found.weights, expected.weights)
+    _assert_same(found.values, expected.values)
     _assert_same(found.state.finalizer, expected.state.finalizer)
     assert found.state.client_work['round_num'] == number
-  assert _changed(found.weights, initial.weights)
-  if found.is_stateful:
-    dropped = found.client_states.pop(1)
-    _assert_same(found.client_states, expected.client_states)
+  assert _changed(found.values, before)
+  if found.clients:
+    dropped = found.clients.pop(1)
+    _assert_same(found.clients, expected.clients)
     _assert_same(dropped, found.process.initialize_client(found.state))
 
 
-@pytest.mark.parametrize(
-    ('name', 'server_optimizer'),
-    [
-        ('fbn', 'adam'),
-        ('fed_bn', 'adam'),
-        ('scaffold', 'adam'),
-        *(
-            pytest.param(name, 'adam', marks=pytest.mark.slow)
-            for name in ('fedtan', 'fixbn', 'fed_bs')
-        ),
-        ('fed_avg', 'momentum'),
-    ],
-)
-def test_without_any_good_client_nothing_changes(toy, name, server_optimizer):
-  run = _Run(toy, name, server_optimizer=_SERVER_OPTIMIZERS[server_optimizer])
+@pytest.mark.parametrize('name', _NAMES)
+def test_without_any_good_client_nothing_changes(toy, name):
+  run = _Run(*_with_server_optimizer(name))
   assert run.next(_good(toy))['failed_rounds'] == 0
   assert run.next(_good(toy))['failed_rounds'] == 0
   # An optimizer with momentum would continue.
@@ -178,7 +145,7 @@ def test_without_any_good_client_nothing_changes(toy, name, server_optimizer):
   assert accumulators
   assert any(np.any(leaf != 0) for leaf in accumulators)
   before = run.lasting
-  without_failures = run.copy()
+  without_failures = copy.copy(run)
 
   poisoned = [_poisoned(toy, seed) for seed in range(3)]
   empty = [_empty(toy)] * 3
@@ -205,50 +172,45 @@ def test_without_any_good_client_nothing_changes(toy, name, server_optimizer):
   # Training continues as if these rounds had not happened, except in FixBN,
   # whose phase depends on the number of the round.
   assert run.next(_good(toy))['failed_rounds'] == 0
-  assert _changed(run.weights, without_failures.weights)
+  assert _changed(run.values, without_failures.values)
   if name != 'fixbn':
     without_failures.next(_good(toy))
-    _assert_same(run.weights, without_failures.weights)
+    _assert_same(run.values, without_failures.values)
     _assert_same(run.state.finalizer, without_failures.state.finalizer)
 
 
 def test_centralized_keeps_its_model_and_its_momentum(toy):
-  model = toy.model()
-  process = algorithms.build_centralized(model, _SGD(0.1, 0.9))
-  state = process.next(process.initialize(), [toy.dataset(20, 1)]).state
-  before = state
+  run = _Run(*client_rounds.toy_process('build_centralized', momentum=0.9), 1)
+  run.next([toy.dataset(20, 1)])
+  without_failures, before = copy.copy(run), run.state
   for data, num_dropped, failed_rounds in (
       (_poisoned(toy), 1, 1),
       (_poisoned(toy), 1, 2),
       (_empty(toy), 0, 0),
       (_poisoned(toy), 1, 1),
   ):
-    output = process.next(state, [data])
-    state, metrics = output.state, _metrics(output)
+    metrics = run.next([data])
     assert metrics['num_dropped_clients'] == num_dropped
     assert metrics['failed_rounds'] == failed_rounds
-    _assert_same(state.global_model_weights, before.global_model_weights)
+    _assert_same(run.state.global_model_weights, before.global_model_weights)
     _assert_same(
-        state.client_work['optimizer'], before.client_work['optimizer']
+        run.state.client_work['optimizer'], before.client_work['optimizer']
     )
-  assert state.client_work['round_num'] == 5
-  found = process.next(state, [toy.dataset(20, 1)])
-  assert found.metrics['finalizer']['failed_rounds'] == 0
-  expected = process.next(before, [toy.dataset(20, 1)])
-  _assert_same(
-      found.state.global_model_weights, expected.state.global_model_weights
-  )
+  assert run.state.client_work['round_num'] == 5
+  assert run.next([toy.dataset(20, 1)])['failed_rounds'] == 0
+  without_failures.next([toy.dataset(20, 1)])
+  _assert_same(run.values, without_failures.values)
 
 
 def test_a_client_that_diverges_in_its_second_step_is_dropped(toy):
   """Its first step was good, but is not sent either."""
-  run = _Run(toy, 'fedtan', local_steps=2)
-  other = run.copy()
+  run = _Run(*client_rounds.toy_process('build_fedtan', local_steps=2))
+  before = run.values
   bad = toy.dataset(8, 0).concatenate(_poisoned(toy, 4))
   metrics = run.next([bad, _poisoned(toy)])
   assert metrics['num_dropped_clients'] == 2
   assert metrics['failed_rounds'] == 1
-  _assert_same(run.weights, other.weights)
+  _assert_same(run.values, before)
 
 
 class _Careless(drift_correction.DriftCorrection):
@@ -272,10 +234,13 @@ class _Careless(drift_correction.DriftCorrection):
 
 
 def test_a_discarded_state_does_not_drop_a_client_without_data(toy):
-  run = _Run(toy, 'fed_avg', drift_correction=_Careless())
+  run = _Run(
+      *client_rounds.toy_process('build_fed_avg', drift_correction=_Careless()),
+      num_clients=5,
+  )
   metrics = run.next([*_good(toy), _empty(toy), _poisoned(toy)])
   assert metrics['num_dropped_clients'] == 1
-  *good, empty, poisoned = run.client_states
+  *good, empty, poisoned = run.clients
   assert all(np.any(state['mean_change'] != 0) for state in good)
   for state in (empty, poisoned):
     np.testing.assert_array_equal(state['mean_change'], 0)

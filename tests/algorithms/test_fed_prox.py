@@ -27,6 +27,16 @@ def _run(model, process, rounds):
   return training.weights(model), training.client_weights(model), metrics
 
 
+def _process(momentum=None, **options):
+  """Returns a model and a process, which tests share."""
+  return client_rounds.toy_process(
+      'build_fed_prox',
+      momentum=momentum,
+      proximal_strength=_STRENGTH,
+      **options,
+  )
+
+
 def _build(model, optimizer=None, strength=_STRENGTH, **options):
   return algorithms.build_fed_prox(
       model, optimizer or _SGD(0.1), proximal_strength=strength, **options
@@ -63,12 +73,8 @@ def test_strength_0_is_fed_avg_to_the_bit(toy):
 
 
 def test_rounds_equal_numpy(toy):
-  model = toy.model()
-  process = _build(
-      model,
-      _SGD(0.1, momentum=0.5),
-      client_weight_decay=0.01,
-      local_epochs=2,
+  model, process = _process(
+      momentum=0.5, client_weight_decay=0.01, local_epochs=2
   )
   assert isinstance(process, tff.learning.templates.LearningProcess)
   weights = model.from_model_weights(model.initial_weights)
@@ -92,10 +98,8 @@ def test_rounds_equal_numpy(toy):
 
 
 def test_local_variables_have_no_proximal_term(toy):
-  model = toy.model()
-  process = _build(
-      model,
-      _SGD(0.1, momentum=0.5),
+  model, process = _process(
+      momentum=0.5,
       build_process=algorithms.build_fed_bn,
       client_weighting='uniform',
       client_weight_decay=0.01,
@@ -128,38 +132,6 @@ def test_local_variables_have_no_proximal_term(toy):
     _assert_close(found, expected)
 
 
-def test_fbn_with_a_proximal_term_equals_numpy(toy):
-  model = toy.model()
-  process = _build(model, build_process=algorithms.build_fbn)
-  weights = model.from_model_weights(model.initial_weights)
-  batches = client_rounds.batches(toy, _SIZES)
-  for _ in range(2):
-    seen = []
-    before = weights
-    weights, _ = _numpy_round(before, batches, fixed=True, seen=seen)
-    weights[reference.MEAN], weights[reference.VARIANCE] = (
-        reference.fbn_statistics(before, seen)
-    )
-
-  found, _, _ = _run(model, process, _rounds(toy, 2))
-
-  _assert_close(found, weights)
-
-
-def test_fixbn_has_the_term_in_both_phases(toy):
-  model = toy.model()
-  process = _build(model, build_process=algorithms.build_fixbn, fixbn_rounds=1)
-  weights = model.from_model_weights(model.initial_weights)
-  for fixed in (False, True):
-    weights, _ = _numpy_round(
-        weights, client_rounds.batches(toy, _SIZES), fixed=fixed
-    )
-
-  found, _, _ = _run(model, process, _rounds(toy, 2))
-
-  _assert_close(found, weights)
-
-
 def test_frozen_layers_stay(toy):
   def keras_model_fn():
     model = toy.keras_model()
@@ -179,16 +151,6 @@ def test_frozen_layers_stay(toy):
 
 
 @pytest.mark.parametrize(
-    'value', [-0.1, float('nan'), float('inf'), float('-inf')]
-)
-def test_the_strength_is_checked(toy, value):
-  with pytest.raises(ValueError, match='proximal_strength=.* at least 0'):
-    algorithms.FedProx(value)
-  with pytest.raises(ValueError, match='proximal_strength'):
-    algorithms.build_fed_prox(toy.model(), _SGD(0.1), proximal_strength=value)
-
-
-@pytest.mark.parametrize(
     'correction',
     [
         algorithms.FedBs(0.1, 0.1),
@@ -197,10 +159,10 @@ def test_the_strength_is_checked(toy, value):
         algorithms.Scaffold(),
     ],
 )
-def test_corrections_need_a_shared_trainable_variable(toy, correction):
+def test_corrections_need_a_shared_trainable_variable(correction):
   with pytest.raises(ValueError, match='keeps .* is shared'):
     averaging.build_partitioned(
-        toy.model(),
+        client_rounds.toy_model(),
         partition.SINGLE,
         _SGD(0.1),
         drift_correction=correction,
@@ -229,45 +191,36 @@ def test_a_shared_affine_variable_is_enough(toy):
         (algorithms.build_centralized, 'drift_correction=FedProx .* one model'),
     ],
 )
-def test_algorithms_without_drift_refuse_it(toy, build, message):
+def test_algorithms_without_drift_refuse_it(build, message):
   with pytest.raises(ValueError, match=message):
-    algorithms.build_fed_prox(toy.model(), _SGD(0.1), build_process=build)
+    _process(build_process=build)
 
 
 @pytest.mark.parametrize('value', [0.1, algorithms.FedProx, 'fedprox'])
-def test_other_types_are_refused(toy, value):
+def test_other_types_are_refused(value):
   with pytest.raises(TypeError, match='drift_correction must be a DriftCorr'):
-    algorithms.build_fed_avg(toy.model(), _SGD(0.1), drift_correction=value)
+    client_rounds.toy_process('build_fed_avg', drift_correction=value)
 
 
-def test_fedtan_allows_fed_prox_only(toy):
-  model = toy.model()
+def test_fedtan_allows_fed_prox_only():
   for correction in (
       algorithms.Scaffold(),
       algorithms.Moon(),
       algorithms.FedBs(0.1, 0.1),
   ):
-    for build, options in (
-        (algorithms.build_fedtan, {}),
-        (algorithms.build_fedtan_ii, {'sync_rounds': 1}),
-    ):
+    for builder_name in ('build_fedtan', 'build_fedtan_ii'):
       name = type(correction).__name__
       with pytest.raises(ValueError, match=f'drift_correction={name}.*FedProx'):
-        build(model, _SGD(0.1), drift_correction=correction, **options)
+        client_rounds.toy_process(builder_name, drift_correction=correction)
 
 
 def test_one_step_of_fedtan_has_no_proximal_term(toy):
-  model = toy.model()
   rounds = _rounds(toy, 2)
   found = _run(
-      model,
-      _build(model, build_process=algorithms.build_fedtan, local_steps=1),
-      rounds,
+      *_process(build_process=algorithms.build_fedtan, local_steps=1), rounds
   )
-  expected = _run(
-      model, algorithms.build_fedtan(model, _SGD(0.1), local_steps=1), rounds
-  )
-  _assert_same(found, expected)
+  fedtan = client_rounds.toy_process('build_fedtan', local_steps=1)
+  _assert_same(found, _run(*fedtan, rounds))
 
 
 def _fedtan_round(weights, clients):
@@ -299,9 +252,7 @@ def _fedtan_round(weights, clients):
 
 
 def test_several_steps_of_fedtan_equal_numpy(toy):
-  model = toy.model()
-  process = _build(
-      model,
+  model, process = _process(
       build_process=algorithms.build_fedtan_ii,
       sync_rounds=2,
       local_steps=3,

@@ -1,5 +1,6 @@
 """Tests of FixBN."""
 
+import client_rounds
 import keras
 import numpy as np
 import numpy_reference as reference
@@ -16,58 +17,28 @@ _SGD = tff.learning.optimizers.build_sgdm
 _SIZES = (20, 7, 33)
 
 
-def _states(process, toy, num_rounds):
-  """Returns the initial state and the states after each round."""
-  states = [process.initialize()]
-  for _ in range(num_rounds):
-    data = [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)]
-    states.append(process.next(states[-1], data).state)
-  return states
-
-
-def _fixed_local(weights, x, y):
-  weights = [w.copy() for w in weights]
-  for batch in reference.split(x, y):
-    _, grads, _, _ = reference.gradients(weights, *batch, fixed=True)
-    weights = [w if g is None else w - 0.1 * g for w, g in zip(weights, grads)]
-  return weights
-
-
 def test_first_fedavg_then_training_with_fixed_statistics(toy):
-  model = toy.model()
-  options = dict(statistics_aggregator=aggregators.PooledMomentsFactory())
-  fixbn = algorithms.build_fixbn(model, _SGD(0.1), fixbn_rounds=2, **options)
-  fedavg = algorithms.build_fed_avg(model, _SGD(0.1), **options)
-
-  states = _states(fixbn, toy, 4)
-  found = [
-      model.from_model_weights(fixbn.get_model_weights(state))
-      for state in states
-  ]
-
-  after_fedavg = fedavg.get_model_weights(_states(fedavg, toy, 2)[-1])
-  for value, truth in zip(found[2], model.from_model_weights(after_fedavg)):
-    np.testing.assert_array_equal(value, truth)
-  expected = found[2]
-  for weights in found[3:]:
+  model, process = client_rounds.toy_process(
+      'build_fixbn',
+      fixbn_rounds=2,
+      statistics_aggregator=aggregators.PooledMomentsFactory(),
+  )
+  training = client_rounds.Training(process, len(_SIZES))
+  expected = training.weights(model)
+  for fixed in (False, False, True, True):
     results = [
-        _fixed_local(expected, *toy.arrays(size, seed))
-        for seed, size in enumerate(_SIZES)
+        reference.train(expected, batches, 0.1, fixed=fixed)[0]
+        for batches in client_rounds.batches(toy, _SIZES)
     ]
-    expected = [reference.average(both, _SIZES) for both in zip(*results)]
-    for i in reference.STATISTICS:
-      np.testing.assert_array_equal(weights[i], found[2][i])
-    for value, truth in zip(weights, expected):
-      np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
-    assert not np.allclose(weights[0], found[2][0])
-
-
-@pytest.mark.parametrize('fixbn_rounds', [0, -1, 1.5, '2', None])
-def test_a_wrong_number_of_rounds_is_refused(toy, fixbn_rounds):
-  with pytest.raises(
-      (TypeError, ValueError), match='fixbn_rounds.* whole number, at least 1'
-  ):
-    algorithms.build_fixbn(toy.model(), _SGD(0.1), fixbn_rounds=fixbn_rounds)
+    before, expected = expected, reference.average_models(results, _SIZES)
+    if not fixed:
+      moments = ([w[i] for w in results] for i in reference.STATISTICS)
+      expected[reference.MEAN], expected[reference.VARIANCE] = reference.pool(
+          *moments, _SIZES
+      )
+    training.next_round(client_rounds.datasets(toy, _SIZES))
+    client_rounds.assert_close(training.weights(model), expected)
+    assert not np.allclose(before[0], expected[0])
 
 
 def test_a_model_without_batch_normalization_is_refused(toy):

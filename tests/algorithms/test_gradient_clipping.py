@@ -29,10 +29,8 @@ def _mean(results, counts=_SIZES):
   return reference.average_models(results, counts)
 
 
-@pytest.fixture(autouse=True)
-def _both_kinds_of_gradients(toy):
-  """Checks that the norm lies between the gradients' norms."""
-  model = toy.model()
+def test_the_norm_lies_between_the_gradients_norms(toy):
+  model = client_rounds.toy_model()
   norms = []
   for x, y in sum(client_rounds.batches(toy, _SIZES), []):
     grads = reference.gradients(_initial(model), x, y)[1]
@@ -44,10 +42,9 @@ def _both_kinds_of_gradients(toy):
 
 def test_rounds_equal_numpy(toy):
   """With momentum and weight decay, which is not clipped."""
-  model = toy.model()
-  process = algorithms.build_fed_avg(
-      model,
-      _SGD(0.1, 0.5),
+  model, process = client_rounds.toy_process(
+      'build_fed_avg',
+      momentum=0.5,
       local_epochs=2,
       client_weight_decay=0.3,
       client_gradient_clip_norm=_CLIP_NORM,
@@ -73,9 +70,8 @@ def test_rounds_equal_numpy(toy):
 
 def test_the_norm_includes_local_variables(toy):
   """A client of FedBN clips shared and local variables together."""
-  model = toy.model()
-  process = algorithms.build_fed_bn(
-      model, _SGD(0.1), client_gradient_clip_norm=_CLIP_NORM
+  model, process = client_rounds.toy_process(
+      'build_fed_bn', client_gradient_clip_norm=_CLIP_NORM
   )
   training = client_rounds.run(process, client_rounds.datasets(toy, _SIZES), 1)
   results = [
@@ -131,8 +127,7 @@ def _synchronized_gradients(weights, batches, shares):
 
 def test_the_truth_for_fedtan_is_the_gradient_of_the_mean_loss(toy):
   """The mean over the clients is the gradient on the union of the batches."""
-  model = toy.model()
-  weights = _initial(model)
+  weights = _initial(client_rounds.toy_model())
   batches = [batches[0] for batches in client_rounds.batches(toy, _SIZES)]
   counts = np.array([len(y) for _, y in batches])
   gradients, mean, variance = _synchronized_gradients(
@@ -148,15 +143,14 @@ def test_the_truth_for_fedtan_is_the_gradient_of_the_mean_loss(toy):
 
 
 @pytest.mark.parametrize(
-    ('local_steps', 'clip_norm'), [(1, 0.2), (3, _CLIP_NORM)]
+    ('local_steps', 'clip_norm'),
+    [pytest.param(1, 0.2, marks=pytest.mark.slow), (3, _CLIP_NORM)],
 )
 def test_fedtan_clips_each_clients_gradient_in_the_first_step_too(
     toy, local_steps, clip_norm
 ):
-  model = toy.model()
-  process = algorithms.build_fedtan(
-      model,
-      _SGD(0.1),
+  model, process = client_rounds.toy_process(
+      'build_fedtan',
       local_steps=local_steps,
       client_weight_decay=0.3,
       client_gradient_clip_norm=clip_norm,

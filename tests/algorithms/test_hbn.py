@@ -1,5 +1,7 @@
 """Tests of HBN, hybrid batch normalization."""
 
+import functools
+
 import client_rounds
 import hybrid_models
 import keras
@@ -8,6 +10,7 @@ import numpy_reference as reference
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+import toy_problem
 
 import tff_bn
 from tff_bn import aggregators
@@ -32,6 +35,11 @@ def _build(model, **options):
   return algorithms.build_hbn(model, _SGD(0.1), **options)
 
 
+def _process(**options):
+  """Returns a model and a process, which tests share."""
+  return client_rounds.toy_process('build_hbn', **options)
+
+
 def _truth(model, num_clients=3, rate=0.002):
   weights = model.from_model_weights(model.initial_weights)
   return hybrid_models.Truth(weights, num_clients, rate)
@@ -43,14 +51,11 @@ def _assert_equals(training, model, truth, rtol=1e-10):
     client_rounds.assert_close(weights, truth.client(k), rtol)
 
 
-@pytest.mark.parametrize('rate', [0.002, 0.5, 1.0])
-def test_rounds_equal_numpy(toy, rate):
+def test_rounds_equal_numpy(toy):
   """Several steps, unequal clients, one of them with one example."""
-  model = toy.model_for('build_hbn')
-  training = client_rounds.Training(
-      _build(model, statistics_rate=rate), len(_SIZES)
-  )
-  truth = _truth(model, rate=rate)
+  model, process = _process(statistics_rate=0.5)
+  training = client_rounds.Training(process, len(_SIZES))
+  truth = _truth(model, rate=0.5)
   for round_num in range(6):
     seeds = [3 * round_num + k for k in range(len(_SIZES))]
     training.next_round(client_rounds.datasets(toy, _SIZES, seeds))
@@ -60,8 +65,9 @@ def test_rounds_equal_numpy(toy, rate):
 
 
 def test_partial_participation_equals_numpy(toy):
-  model = toy.model_for('build_hbn')
-  training = client_rounds.Training(_build(model), 3)
+  """With the paper's rate, which is the default."""
+  model, process = _process()
+  training = client_rounds.Training(process, 3)
   truth = _truth(model)
   data = client_rounds.datasets(toy, _SIZES)
   batches = client_rounds.batches(toy, _SIZES)
@@ -74,15 +80,15 @@ def test_partial_participation_equals_numpy(toy):
       client_rounds.assert_same(training.clients[k], before[k])
 
 
-@pytest.mark.parametrize('options', [dict(local_steps=2), dict(local_epochs=2)])
-def test_the_pass_covers_the_batches_of_the_round(toy, options):
-  model = toy.model_for('build_hbn')
-  training = client_rounds.Training(_build(model, **options), len(_SIZES))
+@pytest.mark.parametrize(
+    ('steps', 'epochs'), [(2, 1), pytest.param(None, 2, marks=pytest.mark.slow)]
+)
+def test_the_pass_covers_the_batches_of_the_round(toy, steps, epochs):
+  model, process = _process(local_steps=steps, local_epochs=epochs)
+  training = client_rounds.Training(process, len(_SIZES))
   truth = _truth(model)
-  epochs = options.get('local_epochs', 1)
   batches = [
-      (client * epochs)[: options.get('local_steps')]
-      for client in client_rounds.batches(toy, _SIZES)
+      (client * epochs)[:steps] for client in client_rounds.batches(toy, _SIZES)
   ]
   for _ in range(2):
     training.next_round(client_rounds.datasets(toy, _SIZES))
@@ -91,46 +97,46 @@ def test_the_pass_covers_the_batches_of_the_round(toy, options):
 
 
 def test_clients_without_data_and_dropped_ones_do_not_count(toy):
-  model = toy.model_for('build_hbn')
-  training = client_rounds.Training(_build(model), 5)
+  model, process = _process()
+  training = client_rounds.Training(process, 5)
   truth = _truth(model, 5)
   data = client_rounds.datasets(toy, _SIZES)
   batches = client_rounds.batches(toy, _SIZES)
-  empty, poisoned = client_rounds.datasets_without_update(toy)
   for _ in range(2):
-    metrics = training.next_round([*data, empty, poisoned])
-    truth.round([*batches, []][:3])
+    metrics = training.next_round(
+        data + client_rounds.datasets_without_update(toy)
+    )
+    truth.round(batches)
     assert metrics['client_work']['num_dropped_clients'] == 1
     assert metrics['client_work']['num_participants'] == 3
   _assert_equals(training, model, truth)
 
 
-@pytest.mark.parametrize('which', ['empty', 'poisoned'])
-def test_a_round_without_any_values_changes_nothing(toy, which):
-  model = toy.model_for('build_hbn')
+def test_a_round_without_any_values_changes_nothing(toy):
+  model, process = _process()
   empty, poisoned = client_rounds.datasets_without_update(toy)
-  data = dict(empty=[empty, empty], poisoned=[poisoned])[which]
-  training = client_rounds.Training(_build(model), 2)
-  before = training.weights(model), training.clients
-  process = training.process
-  evaluated = process.evaluation_state(
-      training.state, training.clients[: len(data)], data
-  )
-  client_rounds.assert_same(
-      model.from_model_weights(process.get_model_weights(evaluated)), before[0]
-  )
-  training.next_round(data)
-  client_rounds.assert_same((training.weights(model), training.clients), before)
+  for data in ([empty, empty], [poisoned]):
+    training = client_rounds.Training(process, len(data))
+    before = training.weights(model), training.clients
+    evaluated = process.evaluation_state(training.state, training.clients, data)
+    client_rounds.assert_same(
+        model.from_model_weights(process.get_model_weights(evaluated)),
+        before[0],
+    )
+    training.next_round(data)
+    client_rounds.assert_same(
+        (training.weights(model), training.clients), before
+    )
 
 
 def test_evaluation_has_the_statistics_of_all_values(toy):
-  model = toy.model_for('build_hbn')
   # The pass covers all batches, unlike the training.
-  training = client_rounds.Training(_build(model, local_steps=1), len(_SIZES))
+  model, process = _process(local_steps=2, local_epochs=1)
+  training = client_rounds.Training(process, len(_SIZES))
   data = client_rounds.datasets(toy, _SIZES)
   for _ in range(3):
     training.next_round(data)
-  process, before = training.process, training.weights(model)
+  before = training.weights(model)
   evaluated = process.evaluation_state(training.state, training.clients, data)
   found = model.from_model_weights(process.get_model_weights(evaluated))
   values = np.concatenate([toy.arrays(n, k)[0] for k, n in enumerate(_SIZES)])
@@ -153,44 +159,21 @@ def test_evaluation_has_the_statistics_of_all_values(toy):
     client_rounds.assert_same(own, found)
 
 
-def _names(type_spec):
-  """Returns all names in a type, and in the types inside."""
-  if isinstance(type_spec, tff.FederatedType):
-    type_spec = type_spec.member
-  if isinstance(type_spec, tff.SequenceType):
-    type_spec = type_spec.element
-  if not isinstance(type_spec, tff.StructType):
-    return set()
-  return {
-      name
-      for key, value in tff.structure.iter_elements(type_spec)
-      for name in ({key} - {None}) | _names(value)
-  }
-
-
 @pytest.mark.parametrize('computation', ['next', 'evaluation_state'])
-def test_the_shares_are_in_no_value_of_the_server(toy, computation):
-  process = _build(toy.model_for('build_hbn'))
-  name = f'mixing_{_THETA}'
+def test_the_shares_are_in_no_value_of_the_server(computation):
+  _, process = _process()
   signature = getattr(process, computation).type_signature
   client_type = process.initialize_client.type_signature.result
-  assert str(client_type) == f'<{name}=float64[5]>'
-  at_server = [signature.parameter[0]]
-  if computation == 'next':
-    at_server += [signature.result.state, signature.result.metrics]
-    assert signature.result.client_states.member == client_type
-  else:
-    at_server.append(signature.result)
-  for type_spec in at_server:
-    assert type_spec.placement is tff.SERVER
-    assert not any('mixing' in n for n in _names(type_spec))
+  assert str(client_type) == f'<mixing_{_THETA}=float64[5]>'
+  assert signature.parameter[1].member == client_type
+  names = list(client_rounds.names_at_server(signature))
+  assert 'round_num' in names
+  assert not any('mixing' in n for n in names)
 
 
-@pytest.mark.parametrize('rule', [None, aggregators.CoordinateMedian()])
-def test_no_share_is_sent(toy, rule):
+def test_no_share_is_sent():
   """The tensors of a round: a model without shares in both directions."""
-  model = toy.model_for('build_hbn')
-  process = _build(model, statistics_aggregator=rule)
+  _, process = _process()
   messages = analysis.messages(process.next)
   assert {m.exchange for m in messages} == {1}
   sent = [
@@ -198,16 +181,14 @@ def test_no_share_is_sent(toy, rule):
       for m in messages
       if m.direction.value == 'up' and not m.metrics_only and m.shape
   ]
-  if rule is None:
-    # Kernels, biases, scale and shift; mean and variance.
-    assert sorted(sent) == sorted(
-        [(4, 5), (5,), (5,), (5,), (5, 3), (3,), (5,), (5,)]
-    )
-  plain = analysis.ProcessTraffic(
-      algorithms.build_fed_avg(toy.model(), _SGD(0.1))
-  ).until(1, 3)
-  if rule is None:
-    assert analysis.ProcessTraffic(process).until(1, 3) == plain
+  # Kernels, biases, scale and shift; mean and variance.
+  assert sorted(sent) == sorted(
+      [(4, 5), (5,), (5,), (5,), (5, 3), (3,), (5,), (5,)]
+  )
+  _, fed_avg = client_rounds.toy_process('build_fed_avg')
+  assert analysis.ProcessTraffic(process).until(
+      1, 3
+  ) == analysis.ProcessTraffic(fed_avg).until(1, 3)
 
 
 def test_partitions_of_the_share():
@@ -224,12 +205,10 @@ def test_partitions_of_the_share():
 
 def test_robust_rule_for_the_statistics(toy):
   """The rule replaces both means, and the counts are added up."""
-  model = toy.model_for('build_hbn')
-  process = _build(
-      model,
-      statistics_aggregator=aggregators.CoordinateMedian(),
-      statistics_rate=1.0,
+  model, process = _process(
+      statistics_aggregator=aggregators.CoordinateMedian(), statistics_rate=1.0
   )
+  assert {m.exchange for m in analysis.messages(process.next)} == {1}
   training = client_rounds.Training(process, 3)
   w1, b1 = training.weights(model)[:2]
   sizes = (20, 7, 9)
@@ -246,61 +225,55 @@ def test_robust_rule_for_the_statistics(toy):
   )
 
 
-def test_server_optimizer_moves_no_statistics(toy):
-  model = toy.model_for('build_hbn')
+def test_other_weights_and_server_optimizers_move_no_statistics(toy):
   data = client_rounds.datasets(toy, _SIZES)
-  found = [
-      client_rounds.run(_build(model, **options), data, 1).weights(model)
-      for options in (
-          dict(),
-          dict(server_optimizer=_SGD(0.5, 0.9)),
-          dict(client_weighting='uniform'),
-      )
-  ]
-  for other in found[1:]:
-    assert np.any(other[0] != found[0][0])
-    client_rounds.assert_same(
-        other[_MEAN : _VARIANCE + 1], found[0][_MEAN : _VARIANCE + 1]
-    )
+  model, plain = _process()
+  _, process = _process(
+      server_optimizer=_SGD(0.5, 0.9), client_weighting='uniform'
+  )
+  expected, found = (
+      client_rounds.run(p, data, 1).weights(model) for p in (plain, process)
+  )
+  assert np.any(found[0] != expected[0])
+  client_rounds.assert_same(
+      found[_MEAN : _VARIANCE + 1], expected[_MEAN : _VARIANCE + 1]
+  )
 
 
 @pytest.mark.parametrize(
-    ('build', 'options'),
+    'name',
     [
-        (algorithms.build_fed_prox, dict(proximal_strength=0.1)),
-        (algorithms.build_scaffold, dict()),
-        (algorithms.build_moon, dict()),
-        (algorithms.build_fed_bs, dict(epsilon=1e-9)),
+        'build_fed_bs',
+        pytest.param('build_moon', marks=pytest.mark.slow),
+        pytest.param('build_scaffold', marks=pytest.mark.slow),
     ],
 )
-def test_corrections_of_drift(toy, build, options):
+def test_corrections_of_drift(toy, name):
   """The statistics do not depend on the correction."""
-  model = toy.model_for('build_hbn')
   data = client_rounds.datasets(toy, _SIZES)
-  process = build(
-      model, _SGD(0.1), build_process=algorithms.build_hbn, **options
+  _, plain = _process()
+  model, process = client_rounds.toy_process(
+      name, build_process=algorithms.build_hbn
   )
-  training = client_rounds.run(process, data, 2)
   assert process.evaluation_state is not None
-  plain = client_rounds.run(_build(model), data, 1).weights(model)
-  one_round = client_rounds.run(process, data, 1).weights(model)
+  expected = client_rounds.run(plain, data, 1).weights(model)
+  training = client_rounds.run(process, data, 1)
   client_rounds.assert_close(
-      one_round[_MEAN : _VARIANCE + 1], plain[_MEAN : _VARIANCE + 1]
+      training.weights(model)[_MEAN : _VARIANCE + 1],
+      expected[_MEAN : _VARIANCE + 1],
   )
+  training.next_round(data)
   assert all(np.isfinite(w).all() for w in training.weights(model))
-  (theta,) = [
-      v for n, v in training.clients[0].items() if n == f'mixing_{_THETA}'
-  ]
-  assert np.all(theta != 0)
+  assert np.all(training.clients[0][f'mixing_{_THETA}'] != 0)
 
 
-def test_plain_layers_are_an_error(toy):
+def test_plain_layers_are_an_error():
   message = (
       "layer 'norm' of the model .* is a BatchNormalization. .*"
       "convert_batch_norm.*to='hybrid'"
   )
   with pytest.raises(ValueError, match=message):
-    _build(toy.model())
+    _build(client_rounds.toy_model())
 
 
 def test_a_model_without_batch_normalization_is_an_error(toy):
@@ -312,42 +285,27 @@ def test_a_model_without_batch_normalization_is_an_error(toy):
     _build(toy.model(dense))
 
 
-@pytest.mark.parametrize('rate', [0, -0.1, 1.5, float('nan')])
-def test_wrong_rates(toy, rate):
-  with pytest.raises(ValueError, match=f'statistics_rate={rate} must be'):
-    _build(toy.model_for('build_hbn'), statistics_rate=rate)
-
-
-def test_wrong_statistics_aggregator(toy):
+def test_wrong_statistics_aggregator():
   with pytest.raises(TypeError, match='of HBN must be a .*Rule'):
     _build(
-        toy.model_for('build_hbn'),
+        client_rounds.toy_model('build_hbn'),
         statistics_aggregator=aggregators.PooledMomentsFactory(),
     )
 
 
-_OTHERS = {
-    'centralized': dict(),
-    'fed_avg': dict(),
-    'fed_bn': dict(),
-    'silo_bn': dict(),
-    'local_affine': dict(),
-    'fbn': dict(),
-    'fixbn': dict(fixbn_rounds=1),
-    'dsgd': dict(),
-}
-
-
-@pytest.mark.parametrize('name', _OTHERS)
-def test_other_algorithms_refuse_hybrid_layers(toy, name):
-  build = getattr(algorithms, f'build_{name}')
-  with pytest.raises(ValueError, match='Only HBN .* HybridBatchNormalization'):
-    build(toy.model_for('build_hbn'), _SGD(0.1), **_OTHERS[name])
-
-
-def test_fedtan_refuses_hybrid_layers(toy):
-  with pytest.raises(ValueError, match='HybridBatchNormalization'):
-    algorithms.build_fedtan(toy.model_for('build_hbn'), _SGD(0.1))
+@pytest.mark.parametrize(
+    'name',
+    [
+        *('centralized', 'fed_avg', 'fed_bn', 'silo_bn', 'local_affine'),
+        *('fbn', 'fixbn', 'dsgd', 'fedtan'),
+    ],
+)
+def test_other_algorithms_refuse_hybrid_layers(name):
+  message = 'HybridBatchNormalization'
+  if name != 'fedtan':
+    message = f'Only HBN .* {message}'
+  with pytest.raises(ValueError, match=message):
+    client_rounds.build(f'build_{name}', client_rounds.toy_model('build_hbn'))
 
 
 def test_frozen_layers_stay(toy):
@@ -394,30 +352,34 @@ def _eager_inputs(keras_model, batches):
   return {name: np.concatenate(values) for name, values in seen.items()}
 
 
+@functools.cache
+def _two_layers(dtype='float64', shape=(4,), jit_compile=False):
+  """Returns a model with two layers and a process."""
+  model = toy_problem.Toy(dtype, shape).model_for(
+      'build_hbn', lambda: hybrid_models.two_layers(dtype, shape)
+  )
+  # Keras's optimizer has a float32 rate.
+  return model, algorithms.build_hbn(
+      model, _SGD(0.125), statistics_rate=0.25, jit_compile=jit_compile
+  )
+
+
 @pytest.mark.parametrize(
     ('dtype', 'shape', 'tolerance', 'jit_compile'),
     [
         ('float64', (4,), 1e-10, False),
-        ('float64', (4,), 1e-10, True),
+        pytest.param('float64', (4,), 1e-10, True, marks=pytest.mark.slow),
         ('float32', (5, 5, 2), 1e-4, False),
     ],
 )
 def test_two_layers_equal_eager_keras(dtype, shape, tolerance, jit_compile):
   """Each layer's inputs come from hybrid normalization with own shares."""
-  import toy_problem
-
   toy = toy_problem.Toy(dtype, shape)
-  model = toy.model_for(
-      'build_hbn', lambda: hybrid_models.two_layers(dtype, shape)
-  )
-  # Keras's optimizer has a float32 rate.
-  process = algorithms.build_hbn(
-      model, _SGD(0.125), statistics_rate=0.25, jit_compile=jit_compile
-  )
+  model, process = _two_layers(dtype, shape, jit_compile)
   sizes = (20, 7, 9)
   data = client_rounds.datasets(toy, sizes)
   training = client_rounds.Training(process, 3)
-  for _ in range(3):
+  for _ in range(2):
     models = [
         model.to_keras(process.get_client_model_weights(training.state, client))
         for client in training.clients
@@ -472,12 +434,11 @@ def _normalized_by_batch(model, weights, batches):
 
 
 def test_evaluation_pass_normalizes_by_the_batches(toy):
-  model = toy.model_for('build_hbn', hybrid_models.two_layers)
-  training = client_rounds.Training(_build(model), len(_SIZES))
+  model, process = _two_layers()
+  training = client_rounds.Training(process, len(_SIZES))
   data = client_rounds.datasets(toy, _SIZES)
   for _ in range(2):
     training.next_round(data)
-  process = training.process
   evaluated = process.evaluation_state(training.state, training.clients, data)
   found = model.from_model_weights(process.get_model_weights(evaluated))
   union = zip(

@@ -7,6 +7,7 @@ comparison.
 
 import functools
 
+import client_rounds
 import keras
 import numpy as np
 import pytest
@@ -28,7 +29,6 @@ _RATE = 0.01
 _MOMENTUM = 0.9
 _NUM_CLASSES = 10
 _SIZES = 24, 16
-_SHARES = np.array(_SIZES) / sum(_SIZES)
 _INPUT_SPEC = (
     tf.TensorSpec([None, 32, 32, 3], tf.float32),
     tf.TensorSpec([None], tf.int32),
@@ -96,11 +96,6 @@ def _step(name, batch):
   return model.get_weights()
 
 
-def _mean(steps):
-  """Returns the mean of the clients' variables, weighted by examples."""
-  return [np.average(parts, axis=0, weights=_SHARES) for parts in zip(*steps)]
-
-
 def _fbn_step(name, batch):
   """Makes a step that normalizes with the moving statistics; updates them."""
   model = _keras_model(name)
@@ -122,28 +117,15 @@ def _fbn_step(name, batch):
   return model.get_weights()
 
 
-def _round(name, build, is_stateful=False):
-  """Returns the variables after a round, and each client's model."""
+def _round(name, build):
+  """Returns the variables after a round."""
   model = BatchNormModel(lambda: _new_keras_model(name), _INPUT_SPEC, _loss)
   process = build(model, tff.learning.optimizers.build_sgdm(_RATE))
   datasets = [
       tf.data.Dataset.from_tensor_slices(batch).batch(len(batch[1]))
       for batch in _batches()
   ]
-
-  def in_keras_order(weights):
-    return [np.asarray(value) for value in model.from_model_weights(weights)]
-
-  state = process.initialize()
-  if not is_stateful:
-    state = process.next(state, datasets).state
-    return in_keras_order(process.get_model_weights(state)), None
-  new = process.initialize_client(state)
-  output = process.next(state, [new] * len(datasets), datasets)
-  return in_keras_order(process.get_model_weights(output.state)), [
-      in_keras_order(process.get_client_model_weights(output.state, client))
-      for client in output.client_states
-  ]
+  return client_rounds.run(process, datasets, 1).weights(model)
 
 
 def _assert_same_step(name, found, expected):
@@ -169,38 +151,15 @@ def _assert_same_step(name, found, expected):
     assert error <= (0.1 if trainable else 1e-3), error
 
 
-@pytest.mark.parametrize('name', ['MobileNetV2'])
-def test_fed_bn_leaves_batch_norm_to_clients(name):
-  found, clients = _round(name, algorithms.build_fed_bn, is_stateful=True)
-
-  steps = [_step(name, batch) for batch in _batches()]
-  model = _keras_model(name)
-  local = {id(v) for layer in batch_norm_layers(model) for v in layer.weights}
-  before = model.get_weights()
-  mean = _mean(steps)
-
-  def expected(own):
-    return [
-        of_client if id(variable) in local else of_all
-        for variable, of_client, of_all in zip(model.weights, own, mean)
-    ]
-
-  for client, step in zip(clients, steps, strict=True):
-    _assert_same_step(name, client, expected(step))
-  for variable, value, old in zip(model.weights, found, before):
-    if id(variable) in local:
-      np.testing.assert_array_equal(value, old)
-
-
 @pytest.mark.parametrize('name', ['EfficientNetB0'])
 def test_fedtan_is_a_keras_step_on_the_union(name):
-  found, _ = _round(name, algorithms.build_fedtan)
+  found = _round(name, algorithms.build_fedtan)
 
   _assert_same_step(name, found, _step(name, _union()))
 
 
 @pytest.mark.parametrize('name', ['MobileNetV2'])
 def test_fbn_is_a_step_on_the_union_by_running_statistics(name):
-  found, _ = _round(name, algorithms.build_fbn)
+  found = _round(name, algorithms.build_fbn)
 
   _assert_same_step(name, found, _fbn_step(name, _union()))

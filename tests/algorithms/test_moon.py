@@ -103,6 +103,16 @@ def _build(model, weight=_WEIGHT, **options):
   )
 
 
+def _process(**options):
+  """Returns a model and a process, which tests share."""
+  return client_rounds.toy_process(
+      'build_moon',
+      contrastive_weight=_WEIGHT,
+      temperature=_TEMPERATURE,
+      **options,
+  )
+
+
 def _run(problem, process, num_rounds, sizes=_SIZES):
   """Returns the server's model, the clients' states and all rounds' metrics."""
   training = client_rounds.Training(process, len(sizes))
@@ -143,6 +153,7 @@ def test_the_references_gradient_is_that_of_the_loss():
     np.testing.assert_allclose(gradient[i], (high - low) / 2e-6, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_weight_0_is_fed_avg_to_the_bit(toy):
   toy.dtype = 'float32'
   model = toy.model()
@@ -165,15 +176,26 @@ def test_weight_0_is_fed_avg_to_the_bit(toy):
     ],
 )
 def test_rounds_equal_numpy(toy, kind):
-  """The second client misses a round, so its previous model is older."""
-  problem = toy if kind == 'toy' else linear_models.Linear(kind)
+  """The second client misses a round, so its previous model is older.
+
+  A client's state is the model that it trained, neither the server's mean nor
+  the result of the server's optimizer.
+  """
+  kwargs = {'momentum': 0.5, 'weight_decay': 0.01}
+  options = {}
+  if kind == 'toy':
+    problem = toy
+    kwargs['server_rate'] = 0.5
+    options['server_optimizer'] = _SGD(0.5)
+  else:
+    problem = linear_models.Linear(kind)
   model = problem.model()
   process = _build(
       model,
       client_optimizer=_SGD(0.1, momentum=0.5),
       client_weight_decay=0.01,
+      **options,
   )
-  kwargs = {'momentum': 0.5, 'weight_decay': 0.01}
   _check_rounds(
       problem,
       model,
@@ -188,28 +210,8 @@ def test_rounds_equal_numpy(toy, kind):
   )
 
 
-@pytest.mark.slow
-def test_first_round_equals_fed_avg(toy):
-  """The loss is constant as long as the previous model is the server's."""
-  model = toy.model()
-  process = _build(model)
-  fed_avg = algorithms.build_fed_avg(model, _SGD(0.1))
-  for num_rounds in (1, 2):
-    weights, _, _ = _run(toy, process, num_rounds)
-    expected, _, _ = _run(toy, fed_avg, num_rounds)
-    differences = [
-        np.abs(a - b).max()
-        for a, b in zip(weights.trainable, expected.trainable)
-    ]
-    if num_rounds == 1:
-      assert max(differences) < 1e-12
-    else:
-      assert max(differences) > 1e-3
-
-
 def test_a_new_client_starts_from_the_servers_model(toy):
-  model = toy.model()
-  process = _build(model)
+  model, process = _process()
   state = process.initialize()
   client = process.initialize_client(state)
   state = process.next(state, [client], [toy.dataset(16, 1)]).state
@@ -220,23 +222,9 @@ def test_a_new_client_starts_from_the_servers_model(toy):
     np.testing.assert_array_equal(new[f'previous_{variable.name}'], value)
 
 
-def test_the_state_is_the_clients_trained_model(toy):
-  """It is neither the server's mean nor its optimizer's result."""
-  model = toy.model()
-  process = _build(model, server_optimizer=_SGD(0.5))
-  _check_rounds(
-      toy,
-      model,
-      process,
-      _Truth(toy, model),
-      [((0, 1, 2), {'server_rate': 0.5})] * 3,
-  )
-
-
 def test_local_variables_are_the_clients_own_in_all_models(toy):
-  model = toy.model()
   local = reference.AFFINE + reference.STATISTICS
-  process = _build(model, build_process=algorithms.build_fed_bn)
+  model, process = _process(build_process=algorithms.build_fed_bn)
   assert process.has_client_models
   truth = _Truth(toy, model, local=local)
   _check_rounds(
@@ -270,8 +258,7 @@ def test_fbn_equals_numpy(toy):
 
 
 def test_clients_without_an_update_keep_their_model(toy):
-  model = toy.model()
-  process = _build(model)
+  _, process = _process()
   training = client_rounds.Training(process, 4)
   data = client_rounds.datasets(toy, (16,) * 4)
   training.next_round(data)
@@ -331,7 +318,10 @@ class _Subclassed(keras.Model):
 
 @pytest.mark.parametrize(
     ('keras_model_fn', 'feature_layer'),
-    [(_nested_model, 'nested_relu'), (_Subclassed, 'own_relu')],
+    [
+        pytest.param(_nested_model, 'nested_relu', marks=pytest.mark.slow),
+        (_Subclassed, 'own_relu'),
+    ],
 )
 def test_other_kinds_of_models(toy, keras_model_fn, feature_layer):
   model = toy.model(keras_model_fn)
@@ -456,11 +446,11 @@ def test_dropout_is_in_the_trained_model_only(toy):
   _assert_close(found.trainable, expected.trainable)
 
 
-def test_an_unknown_layer(toy):
+def test_an_unknown_layer():
   with pytest.raises(
       ValueError, match="feature_layer='nowhere' is the name of 0 layers"
   ) as error:
-    _build(toy.model(), feature_layer='nowhere')
+    _build(client_rounds.toy_model(), feature_layer='nowhere')
   for name in ('hidden', 'norm', 'logits'):
     assert name in str(error.value)
 
@@ -480,22 +470,3 @@ def test_a_subclassed_model_needs_a_name(toy):
       ValueError, match='neither functional nor .* Set feature_layer'
   ):
     _build(toy.model(_Subclassed))
-
-
-@pytest.mark.parametrize('value', [-1.0, float('nan'), float('inf')])
-def test_the_weight_is_checked(value):
-  with pytest.raises(ValueError, match='contrastive_weight=.* at least 0'):
-    algorithms.Moon(contrastive_weight=value)
-
-
-@pytest.mark.parametrize('value', [0, -1.0, float('nan'), float('inf')])
-def test_the_temperature_is_checked(value):
-  with pytest.raises(ValueError, match='temperature=.* greater than 0'):
-    algorithms.Moon(temperature=value)
-
-
-def test_the_papers_values_are_the_defaults():
-  assert algorithms.Moon() == algorithms.Moon(1.0, 0.5, None)
-  defaults = algorithms.build_moon.__kwdefaults__
-  assert defaults['contrastive_weight'] == 1
-  assert defaults['temperature'] == 0.5

@@ -1,5 +1,6 @@
 """The algorithms with alternatives to batch normalization."""
 
+import client_rounds
 import keras
 import numpy as np
 import pytest
@@ -18,10 +19,9 @@ pytestmark = pytest.mark.usefixtures('in_process_runtime')
 _SGD = tff.learning.optimizers.build_sgdm
 
 
-def _renorm(toy, seed=0):
+def _renorm(toy):
   return toy.model(
-      lambda: tff_bn.convert_batch_norm(toy.keras_model(), 'batch_renorm'),
-      seed,
+      lambda: tff_bn.convert_batch_norm(toy.keras_model(), 'batch_renorm')
   )
 
 
@@ -31,74 +31,28 @@ def test_roles_of_batch_renormalization(toy):
   assert sum(v.is_statistic for v in renorm.variables) == 2
 
 
-def test_fed_avg_with_one_client_equals_steps_of_keras(toy):
+def test_fixbn_with_one_client_equals_steps_of_keras_and_stops_correcting(toy):
+  """Its first phase is FedAvg; in its second one, statistics are constants."""
   model = _renorm(toy)
-  process = algorithms.build_fed_avg(model, _SGD(0.125))
-  state = process.initialize()
+  process = algorithms.build_fixbn(model, _SGD(0.125), fixbn_rounds=3)
+  training = client_rounds.Training(process, 1)
   keras_model = model.to_keras()
   optimizer = keras.optimizers.SGD(0.125)
   for round_num in range(3):
     data = toy.dataset(20, round_num)
-    state = process.next(state, [data]).state
+    training.next_round([data])
     for x, y in data:
       with tf.GradientTape() as tape:
         loss = toy.loss()(y, keras_model(x, training=True))
       weights = keras_model.trainable_weights
       optimizer.apply(tape.gradient(loss, weights), weights)
-  found = model.from_model_weights(process.get_model_weights(state))
-  for a, b in zip(found, keras_model.get_weights(), strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ('build', 'local'),
-    [
-        ('build_fed_avg', ''),
-        ('build_fed_bn', 'scale shift moving_mean moving_variance'),
-        ('build_silo_bn', 'moving_mean moving_variance'),
-        ('build_local_affine', 'scale shift'),
-    ],
-)
-def test_partitions_keep_variables_of_batch_renormalization(toy, build, local):
-  model = _renorm(toy)
-  process = getattr(algorithms, build)(model, _SGD(0.1))
-  data = [toy.dataset(16, seed) for seed in (0, 1)]
-  state = process.initialize()
-  if not local:
-    state = process.next(state, data).state
-    clients = [process.get_model_weights(state)] * 2
-  else:
-    started = [process.initialize_client(state) for _ in data]
-    output = process.next(state, started, data)
-    clients = [
-        process.get_client_model_weights(output.state, client)
-        for client in output.client_states
-    ]
+  before = training.weights(model)
+  client_rounds.assert_close(before, keras_model.get_weights(), 1e-10, 0)
+  training.next_round([data])
   for variable, a, b in zip(
-      model.variables, *map(model.from_model_weights, clients), strict=True
+      model.variables, before, training.weights(model), strict=True
   ):
-    is_local = variable.role.value in local.split()
-    assert np.array_equal(a, b) != is_local, variable
-
-
-def test_fixbn_stops_correcting(toy):
-  """In its second phase, the statistics are constants."""
-  model = _renorm(toy)
-  process = algorithms.build_fixbn(model, _SGD(0.1), fixbn_rounds=1)
-  state, statistics = process.initialize(), []
-  for round_num in range(3):
-    state = process.next(state, [toy.dataset(16, round_num)]).state
-    weights = model.from_model_weights(process.get_model_weights(state))
-    statistics.append(
-        [
-            value
-            for value, v in zip(weights, model.variables, strict=True)
-            if v.is_statistic
-        ]
-    )
-  assert np.all(statistics[0][0] != 0)
-  np.testing.assert_array_equal(statistics[1], statistics[0])
-  np.testing.assert_array_equal(statistics[2], statistics[0])
+    assert np.array_equal(a, b) == variable.is_statistic, variable
 
 
 @pytest.mark.parametrize(
@@ -162,31 +116,21 @@ def test_algorithms_that_cannot_treat_renorm(toy, build, options, message):
 @pytest.mark.parametrize(
     ('build', 'options'),
     [
-        ('build_fed_avg', {}),
         (
             'build_fed_avg',
             dict(statistics_aggregator=aggregators.NaiveMomentsFactory()),
         ),
-        ('build_single', {}),
-        ('build_centralized', {}),
+        pytest.param('build_centralized', {}, marks=pytest.mark.slow),
     ],
 )
 def test_algorithms_that_train_renorm_as_keras(toy, build, options):
-  toy.dtype = 'float64'
   model = _with_norm(toy, renorm=True, momentum=0.75, renorm_momentum=0.5)
   process = getattr(algorithms, build)(model, _SGD(0.1), **options)
-  state, data = process.initialize(), toy.dataset(16, 1)
-  if build == 'build_single':
-    output = process.next(state, [process.initialize_client(state)], [data])
-    weights = process.get_client_model_weights(
-        output.state, output.client_states[0]
-    )
-  else:
-    weights = process.get_model_weights(process.next(state, [data]).state)
+  data = toy.dataset(16, 1)
+  found = client_rounds.run(process, [data], 1).weights(model)
   keras_model = model.to_keras()
   keras_model.compile(keras.optimizers.SGD(0.1), toy.loss())
   keras_model.fit(data, verbose=0)
-  found = model.from_model_weights(weights)
   for a, b in zip(found, keras_model.get_weights(), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9)
 
@@ -257,8 +201,16 @@ def _small(normalization):
   )
 
 
-@pytest.mark.parametrize('normalization', models.NORMALIZATIONS)
-def test_fed_avg_trains_with_every_normalization(normalization):
+@pytest.mark.parametrize(
+    'normalization',
+    [
+        # Fixup needs a residual network, which is deep.
+        pytest.param(n, marks=pytest.mark.slow) if n == 'fixup' else n
+        for n in models.NORMALIZATIONS
+        if n != 'batch'
+    ],
+)
+def test_fed_avg_trains_with_every_other_normalization(normalization):
   model = _small(normalization)
   process = algorithms.build_fed_avg(model, _SGD(0.1), local_epochs=3)
   y = np.arange(12) % 3

@@ -1,5 +1,6 @@
 """Tests that every algorithm equals plain Keras training with one client."""
 
+import client_rounds
 import keras
 import numpy as np
 import pytest
@@ -9,15 +10,13 @@ from tff_bn import algorithms
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
-_STATEFUL = ['fed_bn', 'silo_bn', 'local_affine', 'single']
-
 
 @pytest.mark.parametrize(
     ('name', 'problem'),
     [
         ('fed_avg', 'toy_images'),
         pytest.param('centralized', 'toy', marks=pytest.mark.slow),
-        ('fed_bn', 'toy_images'),
+        pytest.param('fed_bn', 'toy_images', marks=pytest.mark.slow),
         pytest.param('silo_bn', 'toy', marks=pytest.mark.slow),
         pytest.param('local_affine', 'toy', marks=pytest.mark.slow),
         pytest.param('single', 'toy', marks=pytest.mark.slow),
@@ -32,33 +31,21 @@ def test_equals_keras_fit(name, problem, request):
   process = getattr(algorithms, f'build_{name}')(
       model, tff.learning.optimizers.build_sgdm(0.05, 0.9), local_epochs=2
   )
-  state = process.initialize()
-  client = None
-  if name in _STATEFUL:
-    client = process.initialize_client(state)
+  training = client_rounds.Training(process, 1)
 
   keras_model.compile(keras.optimizers.SGD(0.05, 0.9), problem.loss())
   for _ in range(2):
     if name != 'centralized':  # A federated client's momentum starts afresh.
       keras_model.compile(keras.optimizers.SGD(0.05, 0.9), problem.loss())
     history = keras_model.fit(dataset, epochs=2, shuffle=False, verbose=0)
-    if client is None:
-      output = process.next(state, [dataset])
-    else:
-      output = process.next(state, [client], [dataset])
-      (client,) = output.client_states
-    state = output.state
+    metrics = training.next_round([dataset])
     np.testing.assert_allclose(
-        output.metrics['client_work']['train']['loss'],
+        metrics['client_work']['train']['loss'],
         np.mean(history.history['loss']),
         rtol=1e-5,
     )
 
-  if client is None:
-    weights = process.get_model_weights(state)
-  else:
-    weights = process.get_client_model_weights(state, client)
-  for found, expected in zip(
-      model.from_model_weights(weights), keras_model.get_weights()
-  ):
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+  weights = training.weights(model)
+  if training.clients:
+    (weights,) = training.client_weights(model)
+  client_rounds.assert_close(weights, keras_model.get_weights(), 1e-5, 1e-5)

@@ -18,12 +18,8 @@ _BUILDERS = {
     'fed_avg': algorithms.build_fed_avg,
     'fed_bn': algorithms.build_fed_bn,
     'fedtan': algorithms.build_fedtan,
-    'fbn': algorithms.build_fbn,
-    'fixbn': functools.partial(algorithms.build_fixbn, fixbn_rounds=1),
     'scaffold': algorithms.build_scaffold,
-    'moon': algorithms.build_moon,
     'fed_bs': functools.partial(algorithms.build_fed_bs, epsilon=1e-9),
-    'dsgd': algorithms.build_dsgd,
 }
 
 
@@ -83,9 +79,7 @@ class _Overflowing(tff.aggregators.WeightedAggregationFactory):
 @pytest.mark.parametrize(
     'name',
     [
-        n
-        if n in ('fed_avg', 'fed_bn')
-        else pytest.param(n, marks=pytest.mark.slow)
+        n if n == 'fed_avg' else pytest.param(n, marks=pytest.mark.slow)
         for n in _BUILDERS
     ],
 )

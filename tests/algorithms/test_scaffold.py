@@ -1,9 +1,12 @@
 """Tests of SCAFFOLD."""
 
+import functools
+
 import client_rounds
 import keras
 import numpy as np
 import numpy_reference as reference
+import numpy_steps
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -11,7 +14,6 @@ import tensorflow_federated as tff
 from tff_bn import BatchNormModel
 from tff_bn import aggregators
 from tff_bn import algorithms
-from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
@@ -19,6 +21,7 @@ _OPTIMIZERS = tff.learning.optimizers
 _SGD = _OPTIMIZERS.build_sgdm
 _SIZES = (20, 7, 33)  # Unequal, with short last batches.
 _TRAINABLE = (0, 1, 2, 3, 6, 7)
+_scaffold = functools.partial(client_rounds.toy_process, 'build_scaffold')
 _assert_same = client_rounds.assert_same
 _assert_close = client_rounds.assert_close
 
@@ -131,78 +134,48 @@ def _check_rounds(toy, model, process, truth, rounds):
   return training
 
 
-@pytest.mark.slow
-def test_first_round_is_fed_avgs(toy):
-  model = toy.model()
-  options = {'client_weighting': 'num_examples', 'local_epochs': 2}
-  process = algorithms.build_scaffold(model, _SGD(0.1), **options)
-  assert isinstance(process, StatefulLearningProcess)
-  assert not process.has_client_models
-  fed_avg = algorithms.build_fed_avg(model, _SGD(0.1), **options)
-  data = client_rounds.datasets(toy, _SIZES)
-  training = client_rounds.Training(process, 3)
-  metrics = training.next_round(data)
-  expected = fed_avg.next(fed_avg.initialize(), data)
-  _assert_same(
-      process.get_model_weights(training.state),
-      fed_avg.get_model_weights(expected.state),
-  )
-  work = metrics['client_work']
-  assert work.pop('correction') == dict(full_rounds=1, repeated_rounds=1)
-  expected.metrics['client_work'].pop('correction')
-  _assert_same(work, expected.metrics['client_work'])
-
-
 def test_rounds_equal_numpy(toy):
-  """Also a server learning rate, weight decay, and a changing rate."""
-  model = toy.model()
-  process = algorithms.build_scaffold(
-      model,
-      _SGD(0.1),
+  """Also a server learning rate, weight decay, and changing rates.
+
+  Only the batch's gradient is clipped, not the correction.
+  """
+  clip_norm = 0.05
+  model, process = _scaffold(
+      rate=123.0,  # The schedule's rate counts.
       server_optimizer=_SGD(0.5),
       client_weighting='num_examples',
       client_weight_decay=0.01,
+      client_gradient_clip_norm=clip_norm,
       client_warmup_steps=4,
+      client_learning_rate_schedule=lambda r: tf.where(r < 2, 0.25, 0.125),
   )
+
+  def clipped(*args, **kwargs):
+    loss, grads, *statistics = reference.gradients(*args, **kwargs)
+    return loss, numpy_steps.clip(grads, clip_norm), *statistics
+
   truth = _Truth(toy, model, _SIZES)
-  # The clients have different numbers of steps: 3, 1 and 5.
-  rates = [
-      [0.1 * min(1, (step + 1) / 4) for step in range(len(own))]
-      for own in truth.batches
-  ]
-  kwargs = {
-      'uniform': False,
-      'server_rate': 0.5,
-      'rates': rates,
-      'weight_decay': 0.01,
-  }
-  _check_rounds(toy, model, process, truth, [(range(3), kwargs)] * 4)
-
-
-def test_learning_rate_schedule(toy):
-  """The schedule's rate counts, not the optimizer's."""
-  model = toy.model()
-  process = algorithms.build_scaffold(
-      model,
-      _SGD(123.0),
-      client_weighting='uniform',
-      client_learning_rate_schedule=lambda r: tf.where(r < 1, 0.25, 0.125),
-  )
-  _check_rounds(
-      toy,
-      model,
-      process,
-      _Truth(toy, model, (16, 16)),
-      [((0, 1), {'rates': [[rate] * 2] * 2}) for rate in (0.25, 0.125)],
-  )
+  rounds = []
+  for rate in (0.25, 0.25, 0.125, 0.125):
+    # The clients have different numbers of steps: 3, 1 and 5.
+    rates = [
+        [rate * min(1, (step + 1) / 4) for step in range(len(own))]
+        for own in truth.batches
+    ]
+    kwargs = {
+        'uniform': False,
+        'server_rate': 0.5,
+        'rates': rates,
+        'weight_decay': 0.01,
+        'gradients_fn': clipped,
+    }
+    rounds.append((range(3), kwargs))
+  _check_rounds(toy, model, process, truth, rounds)
 
 
 def test_partial_participation(toy):
-  """The server moves by |S|/N of the mean change."""
-  model = toy.model()
-  process = algorithms.build_scaffold(
-      model, _SGD(0.1), num_clients=5, client_weighting='uniform'
-  )
+  """The server moves by |S|/N of the mean change; all have equal weights."""
+  model, process = _scaffold(num_clients=5)
   _check_rounds(
       toy,
       model,
@@ -212,16 +185,12 @@ def test_partial_participation(toy):
   )
 
 
-@pytest.mark.parametrize('num_clients', [None, 10])
+@pytest.mark.parametrize('num_clients', [None, 5])
 def test_clients_without_an_update_keep_their_control_variates(
     toy, num_clients
 ):
-  model = toy.model()
-  process = algorithms.build_scaffold(
-      model,
-      _SGD(0.1),
-      num_clients=num_clients,
-      client_weighting='uniform',
+  model, process = _scaffold(
+      **({} if num_clients is None else dict(num_clients=num_clients))
   )
   truth = _Truth(toy, model, (16,) * 4)
   training = client_rounds.Training(process, 4)
@@ -243,8 +212,7 @@ def test_clients_without_an_update_keep_their_control_variates(
 
 
 def test_without_any_update_nothing_changes(toy):
-  model = toy.model()
-  process = algorithms.build_scaffold(model, _SGD(0.1))
+  _, process = _scaffold()
   training = client_rounds.Training(process, 2)
   training.next_round(client_rounds.datasets(toy, (16, 16)))
   state, clients = training.state, training.clients
@@ -382,36 +350,10 @@ def test_scaffold_finds_the_optimum_that_fed_avg_misses(uniform):
     )
 
 
-def test_clients_have_equal_weights_by_default(toy):
-  model = toy.model()
-  data = client_rounds.datasets(toy, _SIZES)
-  found = [
-      client_rounds.run(
-          algorithms.build_scaffold(model, _SGD(0.1), **options), data, 2
-      ).weights(model)
-      for options in (
-          {},
-          {'client_weighting': 'uniform'},
-          {'client_weighting': 'num_examples'},
-      )
-  ]
-  client_rounds.assert_same(found[0], found[1])
-  assert np.abs(found[0][0] - found[2][0]).max() > 1e-4
-
-
-_LOCAL = reference.AFFINE + reference.STATISTICS
-
-
 def test_what_is_local_has_no_control_variate(toy):
-  model = toy.model()
-  process = algorithms.build_scaffold(
-      model,
-      _SGD(0.1),
-      build_process=algorithms.build_fed_bn,
-      client_weighting='uniform',
-  )
+  model, process = _scaffold(build_process=algorithms.build_fed_bn)
   assert process.has_client_models
-  local = _LOCAL
+  local = reference.AFFINE + reference.STATISTICS
   shared = [i for i in _TRAINABLE if i not in local]
   training = _check_rounds(
       toy,
@@ -431,33 +373,6 @@ def test_what_is_local_has_no_control_variate(toy):
   assert set(_server_variates(training.state)) == {
       f'control_variate_{names[i]}' for i in shared
   }
-
-
-def test_the_correction_is_not_clipped(toy):
-  """Only the batch's gradient is clipped."""
-  model = toy.model()
-  clip_norm = 0.05
-  process = algorithms.build_scaffold(
-      model,
-      _SGD(0.1),
-      client_weighting='uniform',
-      client_gradient_clip_norm=clip_norm,
-  )
-
-  def clipped(*args, **kwargs):
-    loss, grads, mean, variance = reference.gradients(*args, **kwargs)
-    norm = np.sqrt(sum((g**2).sum() for g in grads if g is not None))
-    assert norm > clip_norm
-    grads = [None if g is None else g * clip_norm / norm for g in grads]
-    return loss, grads, mean, variance
-
-  _check_rounds(
-      toy,
-      model,
-      process,
-      _Truth(toy, model, (16, 16)),
-      [((0, 1), {'gradients_fn': clipped})] * 3,
-  )
 
 
 @pytest.mark.slow
@@ -494,11 +409,8 @@ def test_a_robust_rule_aggregates_control_variates_too(toy):
 
 def test_a_dropped_client_sends_nothing(toy):
   """It equals a client without data, also for an unweighted aggregator."""
-  process = algorithms.build_scaffold(
-      toy.model(),
-      _SGD(0.1),
-      client_weighting='uniform',
-      model_aggregator=tff.aggregators.UnweightedMeanFactory(),
+  _, process = _scaffold(
+      model_aggregator=tff.aggregators.UnweightedMeanFactory()
   )
   training = client_rounds.Training(process, 2)
   data = client_rounds.datasets(toy, (16, 16))
@@ -524,25 +436,19 @@ def test_a_dropped_client_sends_nothing(toy):
     ],
     ids=['momentum', 'adam', 'adagrad', 'yogi', 'schedule'],
 )
-def test_other_optimizers_are_refused(toy, optimizer):
+def test_other_optimizers_are_refused(optimizer):
   with pytest.raises(ValueError, match='SCAFFOLD .* must be plain SGD'):
-    algorithms.build_scaffold(toy.model(), optimizer)
-
-
-@pytest.mark.parametrize('value', [0, -1, 2.5])
-def test_num_clients_is_checked(value):
-  with pytest.raises(ValueError, match='num_clients=.* whole number'):
-    algorithms.Scaffold(value)
+    algorithms.build_scaffold(client_rounds.toy_model(), optimizer)
 
 
 def test_too_many_clients_in_a_round_are_refused(toy):
-  process = algorithms.build_scaffold(toy.model(), _SGD(0.1), num_clients=2)
+  _, process = _scaffold(num_clients=5)
   state = process.initialize()
   new = process.initialize_client(state)
-  data = [toy.dataset(8, seed) for seed in range(3)]
-  process.next(state, [new] * 2, data[:2])
-  with pytest.raises(Exception, match='SCAFFOLD got num_clients=2, but'):
-    process.next(state, [new] * 3, data)
+  data = [toy.dataset(8, seed) for seed in range(6)]
+  process.next(state, [new] * 5, data[:5])
+  with pytest.raises(Exception, match='SCAFFOLD got num_clients=5, but'):
+    process.next(state, [new] * 6, data)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import tensorflow_federated as tff
 from tff_bn import aggregators
 from tff_bn import algorithms
 from tff_bn import analysis
+from tff_bn.processes.options import ProcessConfig
 from tff_bn.processes.short_rounds import ShortRounds
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
@@ -18,25 +19,23 @@ _SGD = tff.learning.optimizers.build_sgdm
 _SIZES = (16, 9, 12, 10)
 
 
-def _build(model, **options):
-  return algorithms.build_scaffold(model, _SGD(0.1), **options)
+_MEAN = tff.aggregators.MeanFactory()
 
 
-def _check_sends(process):
-  assert isinstance(process.next, tff.framework.ConcreteComputation)
+def _process(**options):
+  """Returns a model and a process, which tests share."""
+  return client_rounds.toy_process('build_scaffold', **options)
 
 
 class _Pair:
   """The same rounds with and without sending, whose results must be equal."""
 
-  def __init__(self, toy, **options):
-    self.model = toy.model()
+  def __init__(self, **options):
+    self.model, short = _process(**options)
+    # Another aggregator than the default gets control variates.
+    _, sending = _process(model_aggregator=_MEAN, **options)
     self.short, self.sending = (
-        client_rounds.Training(
-            _build(self.model, model_aggregator=aggregator, **options), 4
-        )
-        # Another aggregator than the default gets control variates.
-        for aggregator in (None, tff.aggregators.MeanFactory())
+        client_rounds.Training(process, 4) for process in (short, sending)
     )
 
   def next_round(self, data, sampled=None):
@@ -82,13 +81,16 @@ class _Pair:
         pytest.param(
             dict(build_process=algorithms.build_fbn), marks=pytest.mark.slow
         ),
-        dict(build_process=algorithms.build_fed_bn),
-        dict(build_process=algorithms.build_fixbn, fixbn_rounds=2),
+        dict(build_process=algorithms.build_fed_bn, num_clients=4),
+        pytest.param(
+            dict(build_process=algorithms.build_fixbn, fixbn_rounds=2),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=['fed_avg', 'all_options', 'fbn', 'fed_bn', 'fixbn'],
 )
 def test_results_are_scaffolds(toy, options):
-  pair = _Pair(toy, **options)
+  pair = _Pair(**options)
   for number in range(5):
     data = client_rounds.datasets(
         toy, _SIZES, [10 * number + k for k in range(4)]
@@ -96,19 +98,22 @@ def test_results_are_scaffolds(toy, options):
     assert pair.next_round(data) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    'build', [algorithms.build_fed_avg, algorithms.build_fed_bn]
-)
-def test_a_short_round_has_the_traffic_of_fed_avg(toy, build):
-  model = toy.model()
-  process = _build(model, num_clients=4, build_process=build)
-  base = analysis.computation_traffic(build(model, _SGD(0.1)).next)
+@pytest.mark.parametrize('name', ['build_fed_avg', 'build_fed_bn'])
+def test_a_short_round_has_the_traffic_of_fed_avg(name):
+  options = dict(num_clients=4)
+  if name == 'build_fed_bn':
+    options['build_process'] = algorithms.build_fed_bn
+  model, process = _process(**options)
+  _, plain = client_rounds.toy_process(name)
+  assert isinstance(process.next, ShortRounds)
+  assert process.next.num_clients == 4
+  base = analysis.computation_traffic(plain.next)
   assert analysis.computation_traffic(process.next.short) == base
   full = analysis.computation_traffic(process.next.full)
   num_bytes = sum(
       8 * v.numpy().size
       for v in model.keras_model.trainable_weights
-      if build is algorithms.build_fed_avg or 'norm' not in v.path
+      if name == 'build_fed_avg' or 'norm' not in v.path
   )
   assert full.exchanges == base.exchanges == 1
   assert full.upload_bytes == base.upload_bytes + num_bytes
@@ -131,13 +136,8 @@ def test_a_short_round_has_the_traffic_of_fed_avg(toy, build):
   assert costs['megabytes'] == pytest.approx(6 * full.megabytes(3))
 
 
-def test_traffic_of_phases_with_short_rounds(toy):
-  process = algorithms.build_scaffold(
-      toy.model(),
-      _SGD(0.1),
-      build_process=algorithms.build_fixbn,
-      fixbn_rounds=2,
-  )
+def test_traffic_of_phases_with_short_rounds():
+  _, process = _process(build_process=algorithms.build_fixbn, fixbn_rounds=2)
   traffics = [
       [
           analysis.computation_traffic(computation).megabytes(4)
@@ -164,7 +164,8 @@ _ALL = (0, 1, 2, 3)
 @pytest.mark.parametrize('num_clients', [None, 4])
 def test_rounds_that_cannot_be_short(toy, num_clients):
   """Each line: what is special, then the numbers of full, repeated rounds."""
-  pair = _Pair(toy, num_clients=num_clients)
+  options = {} if num_clients is None else dict(num_clients=num_clients)
+  pair = _Pair(**options)
   known = num_clients is not None
   empty, dropped = client_rounds.datasets_without_update(toy)
   normal = client_rounds.datasets(toy, _SIZES)
@@ -196,7 +197,7 @@ def test_rounds_that_cannot_be_short(toy, num_clients):
 
 
 def test_partial_participation_with_num_clients(toy):
-  pair = _Pair(toy, num_clients=4)
+  pair = _Pair(num_clients=4)
   data = client_rounds.datasets(toy, _SIZES)
   for number, sampled in enumerate([(0, 1, 2), (1, 3), (1, 3)], start=1):
     assert pair.next_round(data, sampled) == (number, 0)
@@ -207,7 +208,7 @@ def test_partial_participation_with_num_clients(toy):
 
 def test_a_client_that_missed_a_round_gets_control_variates(toy):
   """Without `num_clients`, no one knows beforehand that it comes."""
-  pair = _Pair(toy)
+  pair = _Pair()
   data = client_rounds.datasets(toy, _SIZES)
   assert pair.next_round(data, (0, 1)) == (0, 0)
   assert pair.next_round(data, (0, 1)) == (0, 0)
@@ -221,7 +222,7 @@ def test_a_client_that_missed_a_round_gets_control_variates(toy):
 
 def test_a_new_client_after_some_rounds(toy):
   """A client whose state was lost, or that nobody has seen before."""
-  pair = _Pair(toy, num_clients=4)
+  pair = _Pair(num_clients=4)
   data = client_rounds.datasets(toy, _SIZES)
   for _ in range(2):
     assert pair.next_round(data) == (0, 0)
@@ -233,7 +234,7 @@ def test_a_new_client_after_some_rounds(toy):
 
 def test_an_outdated_client_that_is_dropped_is_noticed(toy):
   """With a wrong c it could be dropped in the short round only."""
-  pair = _Pair(toy)
+  pair = _Pair()
   _, dropped = client_rounds.datasets_without_update(toy)
   data = client_rounds.datasets(toy, _SIZES)
   assert pair.next_round(data, (0, 1)) == (0, 0)
@@ -277,7 +278,7 @@ class _Spoiling(tff.aggregators.UnweightedAggregationFactory):
 
 def test_after_a_model_that_the_server_rejected(toy):
   """The server has a new c, but the old model."""
-  pair = _Pair(toy, num_clients=4, statistics_aggregator=_Spoiling())
+  pair = _Pair(num_clients=4, statistics_aggregator=_Spoiling())
   data = client_rounds.datasets(toy, _SIZES)
   assert pair.next_round(data) == (0, 0)
   before = pair.short.weights(pair.model)
@@ -288,7 +289,7 @@ def test_after_a_model_that_the_server_rejected(toy):
 
 
 def test_after_a_change_of_the_servers_model(toy):
-  pair = _Pair(toy, num_clients=4)
+  pair = _Pair(num_clients=4)
   data = client_rounds.datasets(toy, _SIZES)
   for _ in range(2):
     assert pair.next_round(data) == (0, 0)
@@ -310,7 +311,6 @@ def test_after_a_change_of_the_servers_model(toy):
 
 def test_a_round_with_learning_rate_0(toy):
   pair = _Pair(
-      toy,
       num_clients=4,
       client_learning_rate_schedule=lambda n: tf.where(
           tf.equal(n, 1), 0.0, 0.1
@@ -322,59 +322,53 @@ def test_a_round_with_learning_rate_0(toy):
 
 
 @pytest.mark.parametrize(
-    'options',
+    ('options', 'averages'),
     [
-        dict(server_optimizer=_SGD(0.5)),
-        *(
-            pytest.param(
-                dict(server_optimizer=optimizer), marks=pytest.mark.slow
-            )
-            for optimizer in (
-                _SGD(1.0, 0.9),
-                tff.learning.optimizers.build_adam(1.0),
-                tff.learning.optimizers.schedule_learning_rate(
+        ({}, True),
+        (dict(server_optimizer=_SGD(1.0)), True),
+        (dict(model_aggregator=aggregators.WeightedMeanFactory()), True),
+        (dict(statistics_aggregator=aggregators.PooledMomentsFactory()), True),
+        (dict(server_optimizer=_SGD(0.5)), False),
+        (dict(server_optimizer=_SGD(1.0, 0.9)), False),
+        (
+            dict(server_optimizer=tff.learning.optimizers.build_adam(1.0)),
+            False,
+        ),
+        (
+            dict(
+                server_optimizer=tff.learning.optimizers.schedule_learning_rate(
                     _SGD(1.0), lambda n: tf.ones([], tf.float64)
-                ),
-            )
+                )
+            ),
+            False,
         ),
-        dict(server_clip_norm=1e9),
-        dict(
-            model_aggregator=aggregators.CoordinateMedian(),
-            client_weighting='uniform',
+        (dict(server_clip_norm=1e9), False),
+        (
+            dict(
+                model_aggregator=aggregators.CoordinateMedian(),
+                client_weighting='uniform',
+            ),
+            False,
         ),
-        dict(model_aggregator=tff.aggregators.MeanFactory()),
+        (dict(model_aggregator=_MEAN), False),
     ],
-    ids=['rate', 'momentum', 'adam', 'schedule', 'clip', 'median', 'tffs_mean'],
 )
-def test_other_servers_always_get_control_variates(toy, options):
-  model = toy.model()
-  process = algorithms.build_scaffold(model, _SGD(0.1), **options)
-  _check_sends(process)
-  training = client_rounds.run(process, client_rounds.datasets(toy, (16,)), 1)
-  names = {f'control_variate_{v.name}' for v in model.variables if v.trainable}
-  assert set(training.clients[0]) == names
-  assert set(training.state.client_work['correction']) == names
-
-
-@pytest.mark.parametrize(
-    'options',
-    [
-        dict(server_optimizer=_SGD(1.0)),
-        dict(model_aggregator=aggregators.WeightedMeanFactory()),
-        dict(statistics_aggregator=aggregators.PooledMomentsFactory()),
-    ],
-    ids=['sgd', 'mean', 'statistics'],
-)
-def test_servers_that_average(toy, options):
-  assert isinstance(_build(toy.model(), **options).next, ShortRounds)
-
-
-def test_as_a_drift_correction_of_another_builder(toy):
-  process = algorithms.build_fbn(
-      toy.model(), _SGD(0.1), drift_correction=algorithms.Scaffold(3)
+def test_only_servers_that_average_do_without_control_variates(
+    options, averages
+):
+  config = ProcessConfig(
+      _SGD(0.1), drift_correction=algorithms.Scaffold(), **options
   )
-  assert isinstance(process.next, ShortRounds)
-  assert process.next.num_clients == 3
+  assert (config.round_variants() is not None) == averages
+
+
+def test_what_is_kept_where_control_variates_are_always_sent():
+  model, process = _process(model_aggregator=_MEAN)
+  assert isinstance(process.next, tff.framework.ConcreteComputation)
+  names = {f'control_variate_{v.name}' for v in model.variables if v.trainable}
+  state = process.initialize()
+  assert set(process.initialize_client(state)) == names
+  assert set(state.client_work['correction']) == names
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Tests of non-trainable variables that are no float32, such as flags."""
 
+import client_rounds
 import keras
 import numpy as np
 import pytest
@@ -85,27 +86,27 @@ def _dataset():
     [
         algorithms.build_centralized,
         algorithms.build_fed_avg,
-        algorithms.build_single,
         algorithms.build_fedtan,
-        algorithms.build_fbn,
-        algorithms.build_fed_bn,
-        algorithms.build_scaffold,
-        algorithms.build_dsgd,
+        *(
+            pytest.param(build, marks=pytest.mark.slow)
+            for build in (
+                algorithms.build_single,
+                algorithms.build_fbn,
+                algorithms.build_scaffold,
+                algorithms.build_dsgd,
+            )
+        ),
     ],
 )
 def test_one_client_equals_keras_fit(build):
   model = _model(_DTYPES)
   process = build(model, tff.learning.optimizers.build_sgdm(0.1))
-  state = process.initialize()
-  if hasattr(process, 'initialize_client'):
-    clients = [process.initialize_client(state)]
-    output = process.next(state, clients, [_dataset()])
+  training = client_rounds.run(process, [_dataset()], 1)
+  weights = process.get_model_weights(training.state)
+  if training.clients:
     weights = process.get_client_model_weights(
-        output.state, output.client_states[0]
+        training.state, training.clients[0]
     )
-  else:
-    output = process.next(state, [_dataset()])
-    weights = process.get_model_weights(output.state)
 
   keras_model = _keras_model(_DTYPES)
   keras_model.compile('sgd', 'mse')

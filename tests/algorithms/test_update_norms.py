@@ -71,9 +71,8 @@ def test_comparison(clients, ratio, client):
 
 
 def test_norms_equal_numpy(toy):
-  model = toy.model()
   data = client_rounds.datasets(toy, (16, 9, 20))
-  process = algorithms.build_fed_avg(model, _SGD(0.1))
+  model, process = client_rounds.toy_process('build_fed_avg')
   start = client_rounds.Training(process, 1)
   before = start.weights(model)
   norms = []
@@ -98,7 +97,7 @@ def test_norms_equal_numpy(toy):
 
 
 def test_no_comparison_without_shared_variables(toy):
-  process = algorithms.build_single(toy.model(), _SGD(0.1))
+  _, process = client_rounds.toy_process('build_single')
   data = client_rounds.datasets(toy, (16, 9))
   metrics = client_rounds.Training(process, 2).next_round(data)['client_work']
   assert np.isnan(metrics['max_update_norm_ratio'])
@@ -106,9 +105,7 @@ def test_no_comparison_without_shared_variables(toy):
 
 _BUILDERS = {
     'fed_avg': algorithms.build_fed_avg,
-    'fedtan': algorithms.build_fedtan,
     'fedtan_fused': functools.partial(algorithms.build_fedtan, moments='fused'),
-    'fbn': algorithms.build_fbn,
 }
 
 
@@ -117,8 +114,6 @@ _BUILDERS = {
     [
         ('fed_avg', 3),
         ('fedtan_fused', 1),
-        pytest.param('fbn', 1, marks=pytest.mark.slow),
-        pytest.param('fedtan', 3, marks=pytest.mark.slow),
     ],
 )
 def test_a_client_whose_pixels_are_not_scaled_stands_out(name, local_steps):

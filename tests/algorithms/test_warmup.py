@@ -25,69 +25,40 @@ def _rates(num, warmup_steps, rate=0.1):
   return [rate * min(1.0, n / warmup_steps) for n in range(1, num + 1)]
 
 
-def _weights(model, process, state):
-  return model.from_model_weights(process.get_model_weights(state))
-
-
 def _initial(model):
   return model.from_model_weights(model.initial_weights)
 
 
 def _check(
     toy,
-    process,
     model,
+    process,
     rounds,
     *,
-    epochs=1,
-    take=None,
+    take,
     warmup_steps,
     rate=lambda r: 0.1,
     momentum=0.0,
-    state=None,
-    rtol=1e-10,
+    hparams=None,
 ):
   """Compares rounds, each a list of the clients' sizes, with NumPy."""
-  if state is None:
-    state = process.initialize()
+  training = client_rounds.Training(process, len(rounds[0]))
+  if hparams is not None:
+    training.state = process.set_hparams(training.state, hparams)
   expected = _initial(model)
   for r, sizes in enumerate(rounds):
     results, counts = [], []
     for batches in client_rounds.batches(toy, sizes):
-      batches = (batches * epochs)[:take]
+      batches = batches[:take]
       rates = _rates(len(batches), warmup_steps, rate(r))
       results.append(
           numpy_steps.train(expected, batches, rates, momentum=momentum)
       )
       counts.append(sum(len(y) for _, y in batches))
     expected = [reference.average(values, counts) for values in zip(*results)]
-    state = process.next(state, client_rounds.datasets(toy, sizes)).state
-    _assert_close(_weights(model, process, state), expected, rtol)
-  return state
-
-
-def _check_with_momentum(toy, build, rounds, warmup_steps, **options):
-  """Checks an algorithm with these local steps or epochs."""
-  model = toy.model()
-  process = build(
-      model, _SGD(0.1, 0.5), client_warmup_steps=warmup_steps, **options
-  )
-  _check(
-      toy,
-      process,
-      model,
-      rounds,
-      epochs=options.get('local_epochs', 1),
-      take=options.get('local_steps'),
-      warmup_steps=warmup_steps,
-      momentum=0.5,
-  )
-
-
-def test_every_round_has_a_warmup(toy):
-  _check_with_momentum(
-      toy, algorithms.build_fed_avg, [_SIZES] * 4, 3, local_steps=4
-  )
+    training.next_round(client_rounds.datasets(toy, sizes))
+    _assert_close(training.weights(model), expected)
+  return training.state
 
 
 @pytest.mark.slow
@@ -100,105 +71,106 @@ def test_learning_rate_that_was_set_is_multiplied(toy):
   hparams['client_work'] = collections.OrderedDict(
       learning_rate=np.float64(0.3), momentum=np.float64(0.25)
   )
-  state = process.set_hparams(process.initialize(), hparams)
   state = _check(
       toy,
-      process,
       model,
+      process,
       [_SIZES] * 4,
       take=2,
       warmup_steps=5,
       rate=lambda r: 0.3,
       momentum=0.25,
-      state=state,
+      hparams=hparams,
   )
   # The rate of the last steps does not become the base rate.
   assert process.get_hparams(state)['client_work']['learning_rate'] == 0.3
 
 
-@pytest.mark.parametrize('schedule', [False, True])
-def test_the_first_rounds_are_a_warmup(toy, schedule):
-  model = toy.model()
+def test_every_round_has_a_warmup_and_the_first_rounds_are_one(toy):
+  """The schedule's rate counts, not the optimizer's."""
   rates = (0.25, 0.125, 0.5, 0.0625)
-  options = dict(client_learning_rate_schedule=lambda r: tf.gather(rates, r))
-  process = algorithms.build_fed_avg(
-      model,
-      _SGD(0.1),
-      local_steps=2,
+  model, process = client_rounds.toy_process(
+      'build_fed_avg',
+      rate=123.0,
+      momentum=0.5,
+      local_steps=4,
       client_warmup_rounds=3,
-      client_warmup_steps=2,
-      **(options if schedule else {}),
+      client_warmup_steps=3,
+      client_learning_rate_schedule=lambda r: tf.gather(rates, r),
   )
   _check(
       toy,
-      process,
       model,
+      process,
       [_SIZES] * 4,
-      take=2,
-      warmup_steps=2,
-      rate=lambda r: min(1, (r + 1) / 3) * (rates[r] if schedule else 0.1),
+      take=4,
+      warmup_steps=3,
+      rate=lambda r: min(1, (r + 1) / 3) * rates[r],
+      momentum=0.5,
   )
 
 
-def test_centralized_rounds_are_a_warmup(toy):
-  """The rate of a round is not the base of the next one."""
-  model = toy.model()
-  process = algorithms.build_centralized(
-      model, _SGD(0.1, 0.5), local_steps=1, client_warmup_rounds=4
+def test_centralized_optimizer_lasts_and_keeps_its_learning_rate(toy):
+  """The rate of a step or of a round is not the base of the next one."""
+  model, process = client_rounds.toy_process(
+      'build_centralized',
+      momentum=0.5,
+      client_warmup_steps=8,
+      client_warmup_rounds=3,
+      local_epochs=2,
   )
-  training = client_rounds.run(process, [toy.dataset(8, 0)], 6)
+  training = client_rounds.Training(process, 1)
+  for r in range(5):
+    training.next_round([toy.dataset(20, 0)])
+    optimizer = training.state.client_work['optimizer']
+    assert optimizer['learning_rate'] == pytest.approx(
+        0.1 * min(1, (r + 1) / 3)
+    )
+  # One long training, whose momentum goes on; a round has six steps.
+  rates = [
+      rate * min(1, (step // 6 + 1) / 3)
+      for step, rate in enumerate(_rates(30, 8))
+  ]
   expected = numpy_steps.train(
       _initial(model),
-      reference.split(*toy.arrays(8, 0)) * 6,
-      _rates(6, 4),
+      reference.split(*toy.arrays(20, 0)) * 10,
+      rates,
       momentum=0.5,
   )
   _assert_close(training.weights(model), expected)
 
 
-def test_centralized_optimizer_lasts_and_keeps_its_learning_rate(toy):
-  model = toy.model()
-  process = algorithms.build_centralized(
-      model, _SGD(0.1, 0.5), client_warmup_steps=8, local_epochs=2
-  )
-  state = process.initialize()
-  num_rounds = 5
-  for r in range(num_rounds):
-    state = process.next(state, [toy.dataset(20, 0)]).state
-    optimizer = state.client_work['optimizer']
-    assert optimizer['learning_rate'] == 0.1, r
-  # One long training, whose momentum goes on.
-  batches = reference.split(*toy.arrays(20, 0)) * 2 * num_rounds
-  expected = numpy_steps.train(
-      _initial(model), batches, _rates(len(batches), 8), momentum=0.5
-  )
-  _assert_close(_weights(model, process, state), expected)
-
-
 def test_fedtans_first_step_is_a_step(toy):
   """With one client it is ordinary local training."""
-  _check_with_momentum(
-      toy, algorithms.build_fedtan, [[20]] * 4, 7, local_steps=2
+  model, process = client_rounds.toy_process(
+      'build_fedtan', momentum=0.5, client_warmup_steps=7, local_steps=2
+  )
+  _check(
+      toy,
+      model,
+      process,
+      [[20]] * 4,
+      take=2,
+      warmup_steps=7,
+      momentum=0.5,
   )
 
 
-@pytest.mark.parametrize(
-    'flag', ['client_warmup_steps', 'client_warmup_rounds']
-)
-def test_rounds_of_dsgd_are_steps(toy, flag):
+def test_rounds_of_dsgd_are_steps(toy):
   model = toy.model()
   rates = (0.25, 0.125, 0.5, 0.0625, 0.1, 0.2)
   process = algorithms.build_dsgd(
       model,
       _SGD(123.0, 0.5),
       client_learning_rate_schedule=lambda r: tf.gather((*rates, 0.0), r),
-      **{flag: 4},
+      client_warmup_steps=4,
+      client_warmup_rounds=2,
   )
   expected = _initial(model)
-  state = process.initialize()
+  training = client_rounds.Training(process, len(_SIZES))
   velocity = [0.0] * len(expected)
   for r in range(6):
-    rate = rates[r] * min(1.0, (r + 1) / 4)
+    rate = rates[r] * min(1.0, (r + 1) / 4) * min(1.0, (r + 1) / 2)
     # With learning rate 1, what a step subtracts is the gradient.
     results = [
         numpy_steps.train(expected, batches[:1], 1.0)
@@ -210,9 +182,9 @@ def test_rounds_of_dsgd_are_steps(toy, flag):
         velocity[i] = 0.5 * velocity[i] + old - new
         average[i] = old - rate * velocity[i]
     expected = average
-    state = process.next(state, client_rounds.datasets(toy, _SIZES)).state
+    training.next_round(client_rounds.datasets(toy, _SIZES))
     # A schedule's rates are float32.
-    _assert_close(_weights(model, process, state), expected, 1e-6, 1e-8)
+    _assert_close(training.weights(model), expected, 1e-6, 1e-8)
 
 
 @pytest.mark.slow
@@ -225,11 +197,11 @@ def test_adam_is_warmed_up(toy):
       local_steps=1,
       client_warmup_steps=4,
   )
-  state = process.initialize()
+  training = client_rounds.Training(process, 1)
   for _ in range(3):
-    before = _weights(model, process, state)
-    state = process.next(state, [toy.dataset(8, 0)]).state
-    after = _weights(model, process, state)
+    before = training.weights(model)
+    training.next_round([toy.dataset(8, 0)])
+    after = training.weights(model)
     # The output's bias, whose gradient is not 0.
     np.testing.assert_allclose(
         np.abs(after[-1] - before[-1]), 0.1 / 4, rtol=1e-5
@@ -245,34 +217,27 @@ def test_0_and_1_are_no_warmup(toy, name):
     _assert_close(train(client_warmup_steps=warmup_steps), expected, 1e-7, 1e-9)
 
 
-_BUILDERS = [name for name in algorithms.__all__ if name.startswith('build_')]
-_REQUIRED = {
-    'build_fed_bs': dict(epsilon=1.0),
-    'build_fedtan_ii': dict(sync_rounds=1),
-    'build_fixbn': dict(fixbn_rounds=1),
-}
 _NO_LEARNING_RATE = tff.learning.optimizers.schedule_learning_rate(
     _SGD(0.1), lambda n: 0.1
 )
 
 
-@pytest.mark.parametrize('name', _BUILDERS)
-def test_every_builder_names_a_wrong_argument(toy, name):
-  model = toy.model_for(name)
-  build = getattr(algorithms, name)
-  required = _REQUIRED.get(name, {})
+@pytest.mark.parametrize('name', client_rounds.BUILDERS)
+def test_every_builder_names_a_wrong_argument(name):
+  model = client_rounds.toy_model(name)
+  build = functools.partial(client_rounds.build, name, model)
   for value in (-1, 2.5, '3', None):
     for flag in ('client_warmup_rounds', 'client_warmup_steps'):
       with pytest.raises(
           (TypeError, ValueError), match=f'{flag}.* whole number, at least 0'
       ):
-        build(model, _SGD(0.1), **{flag: value}, **required)
+        build(**{flag: value})
   for value in (0, 0.0, -1.0, np.nan):
     with pytest.raises(
         ValueError, match='client_gradient_clip_norm=.* greater than 0'
     ):
-      build(model, _SGD(0.1), client_gradient_clip_norm=value, **required)
+      build(client_gradient_clip_norm=value)
   if name != 'build_scaffold':
     for flag in ('client_warmup_rounds', 'client_warmup_steps'):
       with pytest.raises(ValueError, match=f'{flag} needs .*learn'):
-        build(model, _NO_LEARNING_RATE, **{flag: 2}, **required)
+        build(_NO_LEARNING_RATE, **{flag: 2})

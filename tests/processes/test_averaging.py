@@ -9,7 +9,6 @@ import numpy_reference as reference
 import pytest
 import tensorflow_federated as tff
 
-from tff_bn import algorithms
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
@@ -22,59 +21,44 @@ _LOCAL = {
     'local_affine': reference.AFFINE,
     'single': tuple(range(8)),
 }
+_UNIFORM = ('fed_bn', 'single')
 
 
-def _build(name, model, **kwargs):
-  build = getattr(algorithms, f'build_{name}')
-  return build(model, _SGD(0.1, momentum=0.5), **kwargs)
-
-
-def _names(struct_type):
-  """Yields the names of all leaves in a type."""
-  names = []
-  if isinstance(struct_type, (tff.FederatedType, tff.SequenceType)):
-    return []
-  for name, member in tff.structure.iter_elements(struct_type):
-    names += _names(member) if isinstance(member, tff.StructType) else [name]
-  return names
+def _process(name):
+  """Returns a model and a process, which tests share."""
+  return client_rounds.toy_process(
+      f'build_{name}',
+      momentum=0.5,
+      client_weighting='uniform' if name in _UNIFORM else 'num_examples',
+  )
 
 
 @pytest.mark.parametrize('name', _LOCAL)
-def test_the_type_shows_local_variables(toy, name):
-  model = toy.model()
-  process = _build(name, model)
+def test_the_type_shows_local_variables(name):
+  model, process = _process(name)
   assert isinstance(process, StatefulLearningProcess)
   local = {model.variables[i].name for i in _LOCAL[name]}
   shared = {v.name for v in model.variables} - local
 
-  parameter = process.next.type_signature.parameter
-  state_type, client_type, data_type = parameter
-  assert state_type.placement is tff.SERVER
+  signature = process.next.type_signature
+  state_type, client_type, data_type = signature.parameter
   assert client_type.placement is tff.CLIENTS
   assert isinstance(data_type.member, tff.SequenceType)
-  assert set(_names(client_type.member)) == local
-  result = process.next.type_signature.result
-  assert result.client_states == client_type
-  for at_server in (
-      state_type.member,
-      result.state.member,
-      result.metrics.member,
-      process.initialize.type_signature.result.member,
-  ):
-    assert not local & set(_names(at_server))
-  weights = set(_names(state_type.member.global_model_weights))
-  assert weights == shared
-
-
-@pytest.mark.parametrize(
-    ('name', 'uniform'),
-    [(name, name in ('fed_bn', 'single')) for name in _LOCAL],
-)
-def test_rounds_equal_numpy_in_float64(toy, name, uniform):
-  model = toy.model()
-  process = _build(
-      name, model, client_weighting='uniform' if uniform else 'num_examples'
+  assert {n for n, _ in tff.structure.iter_elements(client_type.member)} == (
+      local
   )
+  assert signature.result.client_states == client_type
+  assert not local & set(client_rounds.names_at_server(signature))
+  weights = tff.FederatedType(
+      state_type.member.global_model_weights, tff.SERVER
+  )
+  names = set(client_rounds.names_at_server(weights))
+  assert names - {'trainable', 'non_trainable'} == shared
+
+
+@pytest.mark.parametrize('name', _LOCAL)
+def test_rounds_equal_numpy_in_float64(toy, name):
+  model, process = _process(name)
   training = client_rounds.Training(process, len(_SIZES))
   data = client_rounds.datasets(toy, _SIZES)
   initial = model.from_model_weights(model.initial_weights)
@@ -89,7 +73,7 @@ def test_rounds_equal_numpy_in_float64(toy, name, uniform):
           0.1,
           momentum=0.5,
       )
-    counts = [1 if uniform else _SIZES[i] for i in sampled]
+    counts = [1 if name in _UNIFORM else _SIZES[i] for i in sampled]
     for j in set(range(8)) - set(_LOCAL[name]):
       mean = reference.average([expected[i][j] for i in sampled], counts)
       for weights in expected:
@@ -106,18 +90,6 @@ def test_rounds_equal_numpy_in_float64(toy, name, uniform):
     np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
 
 
-def test_fed_bn_keeps_clients_apart(toy):
-  process = _build('fed_bn', toy.model())
-  state = process.initialize()
-  new = process.initialize_client(state)
-  output = process.next(
-      state, [new, new], [toy.dataset(16, 0), toy.dataset(16, 1)]
-  )
-  first, second = output.client_states
-  for name in new:
-    assert np.any(first[name] != second[name]), name
-
-
 @pytest.mark.parametrize('name', ['fed_bn', 'silo_bn', 'local_affine'])
 def test_a_model_without_batch_norm_is_refused(toy, name):
   def keras_model_fn():
@@ -130,7 +102,7 @@ def test_a_model_without_batch_norm_is_refused(toy, name):
     )
 
   with pytest.raises(ValueError, match='has none of them .*bn, head'):
-    _build(name, toy.model(keras_model_fn))
+    client_rounds.build(f'build_{name}', toy.model(keras_model_fn))
 
 
 def test_local_affine_needs_a_scale_or_a_shift(toy):
@@ -146,18 +118,18 @@ def test_local_affine_needs_a_scale_or_a_shift(toy):
     )
 
   model = toy.model(keras_model_fn)
-  _build('silo_bn', model)
+  client_rounds.build('build_silo_bn', model)
   with pytest.raises(ValueError, match='local_affine keeps .*shift'):
-    _build('local_affine', model)
+    client_rounds.build('build_local_affine', model)
 
 
-def test_single_refuses_options_of_the_server(toy):
+def test_single_refuses_options_of_the_server():
   with pytest.raises(ValueError, match='server_optimizer has no effect'):
-    _build('single', toy.model(), server_optimizer=_SGD(1.0))
+    client_rounds.toy_process('build_single', server_optimizer=_SGD(1.0))
 
 
-def test_the_process_checks_its_types(toy):
-  good = _build('fed_bn', toy.model())
+def test_the_process_checks_its_types():
+  _, good = _process('fed_bn')
 
   @tff.tensorflow.computation
   def unplaced():
@@ -175,23 +147,25 @@ def test_the_process_checks_its_types(toy):
     return StatefulLearningProcess(**arguments)
 
   make()
-  other = _build('silo_bn', toy.model())
+  _, other = _process('silo_bn')
   with pytest.raises(TypeError, match='initialize must return a state'):
     make(initialize=unplaced)
   with pytest.raises(TypeError, match='initialize_client must take'):
     make(initialize=other.initialize)
   with pytest.raises(TypeError, match='next must take'):
     make(next_fn=other.next)
-  stateless = algorithms.build_fed_avg(toy.model(), _SGD(0.1))
+  _, stateless = client_rounds.toy_process('build_fed_avg')
   with pytest.raises(TypeError, match='next must take'):
     make(next_fn=stateless.next)
 
 
-def test_evaluation_state_has_the_arguments_of_next(toy):
-  good, other = (
-      algorithms.build_hbn(problem.model_for('build_hbn'), _SGD(0.1, momentum))
-      for problem, momentum in ((toy, None), (toy, 0.5))
-  )
+def test_evaluation_state_has_the_arguments_of_next():
+  _, good = client_rounds.toy_process('build_hbn')
+
+  @tff.federated_computation(good.initialize.type_signature.result)
+  def other_arguments(state):
+    return state
+
   arguments = dict(
       initialize=good.initialize,
       initialize_client=good.initialize_client,
@@ -204,6 +178,6 @@ def test_evaluation_state_has_the_arguments_of_next(toy):
   )
   assert process.evaluation_state is good.evaluation_state
   assert StatefulLearningProcess(**arguments).evaluation_state is None
-  for wrong in (other.evaluation_state, good.next):
+  for wrong in (other_arguments, good.next):
     with pytest.raises(TypeError, match='evaluation_state must take the'):
       StatefulLearningProcess(**arguments, evaluation_state=wrong)

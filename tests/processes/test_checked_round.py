@@ -1,22 +1,19 @@
 """Tests that a process's `next` explains wrong arguments."""
 
+import client_rounds
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn import algorithms
-
-_SGD = tff.learning.optimizers.build_sgdm(0.1)
 _WITHOUT_STATES = {
     'build_fed_avg': {},
-    'build_fed_bs': dict(epsilon=0.1),
     'build_centralized': {},
     'build_fedtan_ii': dict(sync_rounds=1),
 }
 _WITH_STATES = {
     'build_fed_bn': {},
-    'build_scaffold': dict(num_clients=1),
+    'build_scaffold': dict(num_clients=5),
 }
 
 
@@ -25,7 +22,7 @@ class _Call:
 
   def __init__(self, toy, name):
     options = {**_WITHOUT_STATES, **_WITH_STATES}[name]
-    self.process = getattr(algorithms, name)(toy.model(), _SGD, **options)
+    _, self.process = client_rounds.toy_process(name, **options)
     self.state = self.process.initialize()
     self.data = [toy.dataset(8, 0)]
     self.others = [self.data]

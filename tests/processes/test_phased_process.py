@@ -13,13 +13,12 @@ import training_fakes
 
 from tff_bn import algorithms
 from tff_bn import training
-from tff_bn.clients.local_training import FixedStatisticsWork
-from tff_bn.processes import averaging
 from tff_bn.processes.phased_process import Phase
 from tff_bn.processes.phased_process import PhasedComputation
 from tff_bn.processes.phased_process import build_phased_process
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 from tff_bn.processes.stateful_process import StatefulProcessOutput
+from tff_bn.processes.stateful_process import with_next
 
 _TWO_ROUNDS = 2
 _assert_same = client_rounds.assert_same
@@ -80,24 +79,15 @@ def _expected_states(processes, data):
   return states
 
 
-def test_rounds_equal_the_rounds_of_their_phase(any_runtime, processes, phased):
-  data = _data()
-  state = phased.initialize()
-  for number, expected in enumerate(_expected_states(processes, data)):
-    _assert_same(state, expected)
-    output = phased.next(state, data)
-    num_examples = output.metrics['client_work']['train']['num_examples']
-    assert num_examples == (16 if number < _TWO_ROUNDS else 48)
-    state = output.state
-
-
-def test_only_the_state_selects_the_phase(
-    in_process_runtime, processes, phased
-):
+def test_the_state_selects_the_phase(any_runtime, processes, phased):
   data = _data()
   states = _expected_states(processes, data)
+  _assert_same(phased.initialize(), states[0])
   for number in (3, 0, 2, 1):
-    _assert_same(phased.next(states[number], data).state, states[number + 1])
+    output = phased.next(states[number], data)
+    _assert_same(output.state, states[number + 1])
+    num_examples = output.metrics['client_work']['train']['num_examples']
+    assert num_examples == (16 if number < _TWO_ROUNDS else 48)
   # By name, which TFF's computations accept, too.
   name, _ = tff.structure.to_elements(phased.next.type_signature.parameter)[1]
   output = phased.next(state=states[2], **{name: data})
@@ -134,9 +124,8 @@ _CONFIG = training.TrainingConfig(
 )
 
 
-@pytest.mark.parametrize('stop_after', [1, 2, 3])
 def test_training_is_resumed_in_its_phase(
-    in_process_runtime, model, phased, tmp_path, stop_after
+    in_process_runtime, model, phased, tmp_path
 ):
   def train(name, rounds):
     config = dataclasses.replace(_CONFIG, rounds=rounds)
@@ -145,10 +134,11 @@ def test_training_is_resumed_in_its_phase(
     )
 
   expected = train('uninterrupted', 5)
-  train('stopped', stop_after)
+  for stop_after in (2, 3):  # The last round of a phase, and a later one.
+    train('stopped', stop_after)
   result = train('stopped', 5)
 
-  assert result.resumed_from == stop_after
+  assert result.resumed_from == 3
   assert result.rows == expected.rows
   _assert_same(result.state, expected.state)
   assert [row['exchanges'] for row in result.rows] == [0, 1, 2, 3, 4, 5]
@@ -341,28 +331,15 @@ def new_model():
 
 
 @pytest.fixture(scope='module')
-def options():
-  # With its rounds of two clients, it sends its control variates.
-  return dict(drift_correction=algorithms.Scaffold(4), local_steps=2)
-
-
-@pytest.fixture(scope='module')
-def fixbn(new_model, options):
+def fixbn(new_model):
   return algorithms.build_fixbn(
-      new_model, _SGD(0.1), fixbn_rounds=_TWO_ROUNDS, **options
-  )
-
-
-@pytest.fixture(scope='module')
-def stages(new_model, options):
-  """Returns the processes of both phases."""
-  fixed = averaging.build_shared(
       new_model,
       _SGD(0.1),
-      build_work=FixedStatisticsWork,
-      **options,
+      fixbn_rounds=_TWO_ROUNDS,
+      # With its rounds of two clients, it sends its control variates.
+      drift_correction=algorithms.Scaffold(4),
+      local_steps=2,
   )
-  return algorithms.build_fed_avg(new_model, _SGD(0.1), **options), fixed
 
 
 class TestClientStates:
@@ -379,8 +356,10 @@ class TestClientStates:
       states.append((state, clients))
     return states
 
-  def test_states_go_through_the_phases(self, any_runtime, fixbn, stages):
-    first, second = stages
+  def test_states_go_through_the_phases(self, any_runtime, fixbn):
+    first, second = (
+        with_next(fixbn, phase.computation) for phase in fixbn.next.phases
+    )
     data = _data()
 
     found = self._rounds([fixbn] * 4, data)
@@ -400,15 +379,12 @@ class TestClientStates:
     _assert_same(statistics[3:], statistics[2:4])
     assert np.any(statistics[2][0] != statistics[1][0])
 
-  def test_it_is_a_stateful_process(self, in_process_runtime, fixbn, stages):
-    first, _ = stages
+  def test_it_is_a_stateful_process(self, in_process_runtime, fixbn):
     assert isinstance(fixbn, StatefulLearningProcess)
     assert isinstance(fixbn.next, PhasedComputation)
-    assert fixbn.next.type_signature == first.next.type_signature
     assert fixbn.has_client_models is False
     state = fixbn.initialize()
     client = fixbn.initialize_client(state)
-    _assert_same(client, first.initialize_client(state))
     _assert_same(
         fixbn.get_client_model_weights(state, client),
         fixbn.get_model_weights(state),
@@ -428,27 +404,6 @@ class TestClientStates:
     _assert_same(weights, long.get_client_model_weights(state, client))
     other_weights = phased.get_client_model_weights(state, other)
     assert np.any(weights.non_trainable[0] != other_weights.non_trainable[0])
-
-  def test_training(self, in_process_runtime, new_model, fixbn, tmp_path):
-    def train(name, rounds):
-      return training.train(
-          fixbn,
-          new_model,
-          training_fakes.FakeData(),
-          dataclasses.replace(_CONFIG, rounds=rounds, clients_per_round=2),
-          tmp_path / name,
-      )
-
-    expected = train('uninterrupted', 4)
-    for stop_after in (1, 3):
-      train('stopped', stop_after)
-    result = train('stopped', 4)
-
-    assert result.resumed_from == 3
-    assert result.rows == expected.rows
-    assert [row['exchanges'] for row in result.rows] == [0, 1, 2, 3, 4]
-    _assert_same(result.state, expected.state)
-    assert not (tmp_path / 'stopped/model/clients').exists()
 
 
 def _with_client_states(process, client_type):

@@ -1,7 +1,9 @@
 """Tests of setting the model of processes whose clients have a state."""
 
+import functools
 import warnings
 
+import client_rounds
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,50 +16,32 @@ from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
-_SGD = tff.learning.optimizers.build_sgdm
 
-
-def _moon(model):
-  return algorithms.build_moon(model, _SGD(0.1))
-
-
-def _scaffold_fed_bn(model):
-  return algorithms.build_scaffold(
-      model, _SGD(0.1), build_process=algorithms.build_fed_bn
+def _phased():
+  model, process = client_rounds.toy_process('build_fed_bn')
+  _, other = client_rounds.toy_process('build_fed_bn', local_steps=1)
+  return model, phased_process.build_phased_process(
+      [(1, process), (None, other)]
   )
 
 
-def _phased(model):
-  return phased_process.build_phased_process(
-      [
-          (1, algorithms.build_fed_bn(model, _SGD(0.1))),
-          (None, algorithms.build_fed_bn(model, _SGD(0.1), local_steps=1)),
-      ]
-  )
+def _shared(name, **options):
+  return functools.partial(client_rounds.toy_process, name, **options)
 
 
 # With the roles that the server does not have.
 _STATISTICS = {'moving_mean', 'moving_variance'}
 _AFFINE = {'scale', 'shift'}
 _PROCESSES = {
-    'fed_bn': (
-        lambda model: algorithms.build_fed_bn(model, _SGD(0.1)),
+    'fed_bn': (_shared('build_fed_bn'), _STATISTICS | _AFFINE),
+    'silo_bn': (_shared('build_silo_bn'), _STATISTICS),
+    'local_affine': (_shared('build_local_affine'), _AFFINE),
+    'scaffold': (_shared('build_scaffold', num_clients=5), set()),
+    'scaffold_fed_bn': (
+        _shared('build_scaffold', build_process=algorithms.build_fed_bn),
         _STATISTICS | _AFFINE,
     ),
-    'silo_bn': (
-        lambda model: algorithms.build_silo_bn(model, _SGD(0.1)),
-        _STATISTICS,
-    ),
-    'local_affine': (
-        lambda model: algorithms.build_local_affine(model, _SGD(0.1)),
-        _AFFINE,
-    ),
-    'scaffold': (
-        lambda model: algorithms.build_scaffold(model, _SGD(0.1)),
-        set(),
-    ),
-    'scaffold_fed_bn': (_scaffold_fed_bn, _STATISTICS | _AFFINE),
-    'moon': (_moon, set()),
+    'moon': (_shared('build_moon'), set()),
     'phased': (_phased, _STATISTICS | _AFFINE),
 }
 
@@ -74,10 +58,9 @@ def _values(model, weights):
 
 
 @pytest.mark.parametrize('name', _PROCESSES)
-def test_the_server_takes_what_it_has(toy, name):
+def test_the_server_takes_what_it_has(name):
   build, local = _PROCESSES[name]
-  model = toy.model()
-  process = build(model)
+  model, process = build()
   before = process.initialize()
   weights = _shifted(model)
   with warnings.catch_warnings(record=True) as caught:
@@ -119,13 +102,8 @@ def test_the_server_takes_what_it_has(toy, name):
   tf.nest.map_structure(np.testing.assert_array_equal, same, state)
 
 
-@pytest.fixture(name='toy_model')
-def _toy_model(toy):
-  return toy.model()
-
-
-def test_training_goes_on_from_the_new_model(toy, toy_model):
-  process = algorithms.build_fed_bn(toy_model, _SGD(0.1))
+def test_training_goes_on_from_the_new_model(toy):
+  toy_model, process = client_rounds.toy_process('build_fed_bn')
   datasets = [toy.dataset(20, 0)]
   start = process.initialize()
   client = process.initialize_client(start)
@@ -144,12 +122,14 @@ def test_training_goes_on_from_the_new_model(toy, toy_model):
     np.testing.assert_array_equal(a, b)
 
 
-def test_short_rounds_notice_another_model(toy, toy_model):
-  process = algorithms.build_scaffold(toy_model, _SGD(0.1), local_steps=2)
+def test_short_rounds_notice_another_model(toy):
+  toy_model, process = client_rounds.toy_process(
+      'build_scaffold', num_clients=5
+  )
   assert isinstance(process.next, short_rounds.ShortRounds)
-  datasets = [toy.dataset(20, i) for i in range(2)]
+  datasets = [toy.dataset(20, i) for i in range(5)]
   state = process.initialize()
-  output = process.next(state, [process.initialize_client(state)] * 2, datasets)
+  output = process.next(state, [process.initialize_client(state)] * 5, datasets)
   state = process.set_model_weights(output.state, _shifted(toy_model, 0.1))
   arguments = state, output.client_states, datasets
   found = process.next(*arguments)
@@ -164,8 +144,8 @@ def test_short_rounds_notice_another_model(toy, toy_model):
   assert (correction['full_rounds'], correction['repeated_rounds']) == (1, 1)
 
 
-def test_the_phase_stays(toy, toy_model):
-  process = _phased(toy_model)
+def test_the_phase_stays(toy):
+  toy_model, process = _phased()
   state = process.initialize()
   output = process.next(
       state, [process.initialize_client(state)], [toy.dataset(20, 0)]
@@ -185,8 +165,8 @@ def test_the_phase_stays(toy, toy_model):
   assert any((a != b).any() for a, b in zip(found, first, strict=True))
 
 
-def test_wrong_weights_and_states_are_errors(toy_model):
-  process = algorithms.build_fed_bn(toy_model, _SGD(0.1))
+def test_wrong_weights_and_states_are_errors():
+  toy_model, process = client_rounds.toy_process('build_fed_bn')
   state = process.initialize()
   weights = toy_model.initial_weights
   with pytest.raises(TypeError, match='must be ModelWeights.* is a list'):
@@ -204,14 +184,14 @@ def test_wrong_weights_and_states_are_errors(toy_model):
     process.set_model_weights(
         tff.learning.templates.LearningProcessOutput(state, {}), weights
     )
-  other = algorithms.build_silo_bn(toy_model, _SGD(0.1)).initialize()
-  for wrong in (other, weights, 3):
+  _, other = client_rounds.toy_process('build_silo_bn')
+  for wrong in (other.initialize(), weights, 3):
     with pytest.raises(TypeError, match='must be a state of this process'):
       process.set_model_weights(wrong, weights)
 
 
-def test_a_process_without_the_function(toy_model):
-  process = algorithms.build_fed_bn(toy_model, _SGD(0.1))
+def test_a_process_without_the_function():
+  toy_model, process = client_rounds.toy_process('build_fed_bn')
   without = StatefulLearningProcess(
       process.initialize,
       process.initialize_client,

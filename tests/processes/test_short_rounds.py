@@ -1,24 +1,22 @@
 """Tests of the choice between short and full rounds."""
 
+import client_rounds
 import pytest
 import tensorflow_federated as tff
 
-from tff_bn import algorithms
 from tff_bn import analysis
 from tff_bn.processes.short_rounds import ShortRounds
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
-_SGD = tff.learning.optimizers.build_sgdm
-
 
 @pytest.fixture
-def process(toy):
-  return algorithms.build_scaffold(toy.model(), _SGD(0.1), num_clients=1)
+def process():
+  return client_rounds.toy_process('build_scaffold', num_clients=5)[1]
 
 
-def test_both_rounds_must_have_the_same_type(toy, process):
-  other = algorithms.build_fed_bn(toy.model(), _SGD(0.1))
+def test_both_rounds_must_have_the_same_type(process):
+  _, other = client_rounds.toy_process('build_fed_bn')
   with pytest.raises(TypeError, match='A short round must have the type of a'):
     ShortRounds(process.next.short, other.next, None)
 

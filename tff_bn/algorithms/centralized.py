@@ -148,59 +148,7 @@ def _build_next(
     del client_work['optimizer'], client_work['num_steps']
     return client_work
 
-  @tff.tensorflow.computation(state_type)
-  def round_counts(state):
-    return state.finalizer
-
-  finish = _build_finish(work, weights, state_type, train.type_signature.result)
-
-  @tff.federated_computation(
-      tff.FederatedType(state_type, tff.SERVER),
-      tff.FederatedType(work.data_type, tff.CLIENTS),
-  )
-  def next_fn(state, data):
-    result = tff.federated_map(train, (tff.federated_broadcast(state), data))
-    client_work, metrics = work.finish_round(
-        tff.federated_map(work_state, state), result['report']
-    )
-    # There is one client, so the sum is its value, to the bit.
-    new_state = tff.federated_map(
-        finish,
-        (
-            client_work,
-            tff.federated_map(round_counts, state),
-            tff.federated_sum(result['weights']),
-            tff.federated_sum(result['optimizer']),
-            tff.federated_sum(result['num_steps']),
-            tff.federated_sum(result['report']['clients']),
-        ),
-    )
-    nothing = tff.federated_value(collections.OrderedDict(), tff.SERVER)
-    metrics = tff.federated_zip(
-        collections.OrderedDict(
-            distributor=nothing,
-            client_work=metrics,
-            aggregator=nothing,
-            finalizer=tff.federated_map(round_counts, new_state),
-        )
-    )
-    return tff.learning.templates.LearningProcessOutput(new_state, metrics)
-
-  return next_fn
-
-
-def _as_number(value: tf.Tensor) -> tf.Tensor:
-  """Returns a value that can be summed: booleans as integers."""
-  return tf.cast(value, tf.uint8) if value.dtype == tf.bool else value
-
-
-def _build_finish(
-    work: LocalTrainingWork,
-    weights: SharedWeights,
-    state_type: tff.Type,
-    result_type: tff.Type,
-) -> tff.Computation:
-  """Builds the computation of the state after a round."""
+  result_type = train.type_signature.result
 
   @tff.tensorflow.computation(
       work.state_type,
@@ -243,4 +191,41 @@ def _build_finish(
         ),
     )
 
-  return finish
+  @tff.federated_computation(
+      tff.FederatedType(state_type, tff.SERVER),
+      tff.FederatedType(work.data_type, tff.CLIENTS),
+  )
+  def next_fn(state, data):
+    result = tff.federated_map(train, (tff.federated_broadcast(state), data))
+    client_work, metrics = work.finish_round(
+        tff.federated_map(work_state, state), result['report']
+    )
+    # There is one client, so the sum is its value, to the bit.
+    new_state = tff.federated_map(
+        finish,
+        (
+            client_work,
+            state.finalizer,
+            tff.federated_sum(result['weights']),
+            tff.federated_sum(result['optimizer']),
+            tff.federated_sum(result['num_steps']),
+            tff.federated_sum(result['report']['clients']),
+        ),
+    )
+    nothing = tff.federated_value(collections.OrderedDict(), tff.SERVER)
+    metrics = tff.federated_zip(
+        collections.OrderedDict(
+            distributor=nothing,
+            client_work=metrics,
+            aggregator=nothing,
+            finalizer=new_state.finalizer,
+        )
+    )
+    return tff.learning.templates.LearningProcessOutput(new_state, metrics)
+
+  return next_fn
+
+
+def _as_number(value: tf.Tensor) -> tf.Tensor:
+  """Returns a value that can be summed: booleans as integers."""
+  return tf.cast(value, tf.uint8) if value.dtype == tf.bool else value

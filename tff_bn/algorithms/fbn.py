@@ -15,7 +15,6 @@ import tensorflow_federated as tff
 from typing_extensions import Unpack
 
 from tff_bn.aggregators import moments_factories
-from tff_bn.aggregators import robust_rule
 from tff_bn.catalog import algorithms
 from tff_bn.clients import backward_statistics
 from tff_bn.clients.client_work import Moves
@@ -153,13 +152,7 @@ def build_fbn(
   layers = requirements.trained_batch_norm_layers('FBN', model)
   _check_classes(model, layers)
   momentum = [layer.momentum for layer in layers]
-  rule = options.get('statistics_aggregator')
-  if not isinstance(rule, (robust_rule.Rule, type(None))):
-    raise TypeError(
-        'statistics_aggregator of FBN must be a tff_bn.aggregators.Rule, such'
-        ' as tff_bn.aggregators.CoordinateMedian(), but is a'
-        f' {type(rule).__name__}.'
-    )
+  rule = requirements.statistics_rule('FBN', options)
   options['statistics_aggregator'] = moments_factories.FbnMomentsFactory(
       momentum, rule, pooled=pooled, unbiased=False
   )

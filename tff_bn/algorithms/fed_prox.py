@@ -102,16 +102,7 @@ class ProximalTerm(drift_correction.BoundCorrection):
       weights: SharedWeights,
       proximal_strength: float,
   ):
-    """Creates a variable for each value of w_t.
-
-    Args:
-      model: The model.
-      weights: The shared variables.
-      proximal_strength: μ.
-
-    Raises:
-      ValueError: If no trainable variable is shared.
-    """
+    """Creates a variable for each value of w_t."""
     drift_correction.check_shares(model, weights, 'FedProx')
     self.proximal_strength = proximal_strength
     self._positions = weights.trainable

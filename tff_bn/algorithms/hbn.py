@@ -15,7 +15,6 @@ import tensorflow_federated as tff
 from typing_extensions import Unpack
 
 from tff_bn.aggregators import moments_factories
-from tff_bn.aggregators import robust_rule
 from tff_bn.catalog import algorithms
 from tff_bn.clients.client_work import ClientWork
 from tff_bn.clients.client_work import Moves
@@ -24,7 +23,6 @@ from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_training import LocalTrainingWork
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.clients.statistics_pass import StatisticsPass
-from tff_bn.common import checks
 from tff_bn.common import numerics
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -130,14 +128,7 @@ def build_hbn(
   layers = requirements.trained_batch_norm_layers('HBN', model)
   _check_classes(model, layers)
   algorithms.HBN_STATISTICS_RATE.check(statistics_rate)
-  rule = options.get('statistics_aggregator')
-  checks.check_type(
-      'statistics_aggregator of HBN',
-      rule,
-      (robust_rule.Rule, type(None)),
-      'be a tff_bn.aggregators.Rule, such as'
-      ' tff_bn.aggregators.CoordinateMedian()',
-  )
+  rule = requirements.statistics_rule('HBN', options)
   factory = moments_factories.PooledMomentsFactory(rule)
   options['statistics_aggregator'] = factory
   return averaging.build_partitioned(
@@ -227,16 +218,7 @@ class _HbnWork(LocalTrainingWork):
       dataset: tf.data.Dataset,
       round_num: tf.Tensor,
   ) -> list[Moments]:
-    """Computes the moments for `evaluation_state`, in a computation.
-
-    Args:
-      values: The values of all variables, in the order of `model.variables`.
-      dataset: The client's batches.
-      round_num: int32 scalar, the number of finished rounds.
-
-    Returns:
-      The moments of the inputs of each layer.
-    """
+    """Computes the moments of each layer's inputs for `evaluation_state`."""
     return self._moments(self._evaluation_pass, values, dataset, round_num)
 
   def collect(
@@ -274,10 +256,8 @@ def _counted(
 ) -> Moments:
   """Returns a client's moments, which are ignored if they are not sound.
 
-  Args:
-    seen: The moments.
-    is_sound: A bool scalar. If false, the count becomes NaN.
-    default: The mean and variance of a client without values.
+  `default` are the mean and variance of a client without values. If `is_sound`
+  is false, the count becomes NaN.
   """
   found = tf.logical_and(is_sound, seen.count > 0)
   nan = tf.constant(np.nan, seen.count.dtype)

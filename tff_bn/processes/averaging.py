@@ -7,7 +7,7 @@ import collections
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
-from typing import Any, Optional, Protocol
+from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -40,30 +40,21 @@ from tff_bn.processes.stateful_process import StatefulProcessOutput
 LearningAlgorithmState = tff.learning.templates.LearningAlgorithmState
 
 
-class BuildWork(Protocol):
-  """Builds the clients' work in a round."""
-
-  def __call__(  # noqa: D102
-      self,
-      model: BatchNormModel,
-      config: LocalTrainingConfig,
-      weights: SharedWeights,
-      correction: Optional[BoundCorrection],
-  ) -> ClientWork:
-    ...
-
-
-class BuildEvaluationState(Protocol):
-  """Builds `StatefulLearningProcess.evaluation_state`."""
-
-  def __call__(  # noqa: D102
-      self,
-      work: ClientWork,
-      weights: SharedWeights,
-      state_type: tff.FederatedType,
-      client_type: tff.Type,
-  ) -> tff.Computation:
-    ...
+# Builds the clients' work in a round.
+BuildWork = Callable[
+    [
+        BatchNormModel,
+        LocalTrainingConfig,
+        SharedWeights,
+        Optional[BoundCorrection],
+    ],
+    ClientWork,
+]
+# Builds `StatefulLearningProcess.evaluation_state` from the work, the weights,
+# and the types of the server's and of a client's state.
+BuildEvaluationState = Callable[
+    [ClientWork, SharedWeights, tff.FederatedType, tff.Type], tff.Computation
+]
 
 
 def build_shared(
@@ -117,9 +108,6 @@ def build_corrected(
     client_optimizer: The client optimizer.
     correction: The correction.
     **options: The other arguments of `build_process`.
-
-  Returns:
-    The process.
 
   Raises:
     ValueError: If the other algorithm cannot be corrected, or `options` have a
@@ -291,14 +279,7 @@ class _Round:
   def _initial_client_state(
       self, shared: ModelWeights
   ) -> collections.OrderedDict[str, tf.Tensor]:
-    """Returns the initial state of a new client.
-
-    Args:
-      shared: The server's shared weights.
-
-    Returns:
-      The client's local variables and the drift correction's state, by name.
-    """
+    """Returns a new client's local variables and the correction's state."""
     # The server knows only the initial values of local variables.
     state = collections.OrderedDict(
         (name, tf.constant(value))
@@ -403,11 +384,6 @@ class _Round:
       self, state: tff.Value, data: tff.Value, *client_states: tff.Value
   ) -> tuple[tff.Value, tff.Value, tff.Value]:
     """Makes a round, in a `tff.federated_computation`.
-
-    Args:
-      state: The server's state.
-      data: The clients' data.
-      *client_states: The clients' states, if they have any.
 
     Returns:
       The server's next state, the clients' new states and the metrics.

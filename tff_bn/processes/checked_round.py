@@ -28,14 +28,6 @@ class CheckedRound(tff.framework.ConcreteComputation):
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
     """Runs the round.
 
-    Args:
-      *args: The server's state, the clients' states if they have any, and the
-        clients' data.
-      **kwargs: The same by name.
-
-    Returns:
-      The result of the round.
-
     Raises:
       TypeError: If the arguments are those of another kind of process, the
         state is the whole output of a round, the data are no list, or a
@@ -124,10 +116,8 @@ def check_arguments(
 ) -> tff.Computation:
   """Returns the computation of a round, with checks of its arguments.
 
-  Args:
-    next_fn: The computation. One that chooses between several computations is
-      returned as it is, because these check their arguments.
-    statistics: See `CheckedRound`.
+  A computation that chooses between several is returned as it is, because these
+  check their arguments.
   """
   if isinstance(next_fn, CheckedRound) or not isinstance(
       next_fn, tff.framework.ConcreteComputation

@@ -29,11 +29,8 @@ def count_round(
 ) -> collections.OrderedDict[str, tf.Tensor]:
   """Returns the counts of rounds after a round, see `build_finalizer`.
 
-  Args:
-    counts: The counts before the round.
-    update: Has `num_participants`, the number of clients with weight, and
-      `num_dropped`, the number of dropped clients.
-    is_rejected: Whether the server rejected the result of the round.
+  `update` has `num_participants`, the number of clients with weight, and
+  `num_dropped`, the number of dropped clients.
   """
   nobody_left = tf.logical_and(
       update['num_dropped'] > 0,
@@ -76,19 +73,12 @@ def build_finalizer(
     weights: The shared weights.
     update_type: The type of the aggregated update, see
       `tff_bn.aggregators.ModelUpdateFactory`.
-    server_optimizer: The server optimizer. Default: SGD with learning rate 1,
-      which makes the aggregate the new model.
+    server_optimizer: Default: SGD with learning rate 1, which makes the
+      aggregate the new model.
     move_statistics: Computes the new running statistics, see
       `SharedWeights.apply`. Default: the aggregated ones.
     clip_norm: The largest global norm of the aggregated update of the trainable
       variables; a longer one is scaled down to it. Default: no clipping.
-
-  Returns:
-    A `tff.learning.templates.FinalizerProcess`.
-
-  Raises:
-    TypeError: If `server_optimizer` is no `tff.learning.optimizers.Optimizer`.
-    ValueError: If one of its hyperparameters is not finite.
   """
   if server_optimizer is None:
     server_optimizer = tff.learning.optimizers.build_sgdm(1.0)
@@ -119,14 +109,31 @@ def build_finalizer(
   def initialize():
     return tff.federated_eval(initial_state, tff.SERVER)
 
-  step = _build_step(
-      weights,
-      server_optimizer,
-      move_statistics,
-      clip_norm,
-      state_type,
-      update_type,
-  )
+  @tff.tensorflow.computation(state_type, weights_type, update_type)
+  def step(state, weights_before, update):
+    before = (state['optimizer'], weights_before.trainable)
+    after = before
+    if 'trainable' in update:
+      gradient = update['trainable']
+      if clip_norm is not None:
+        gradient = numerics.clip_by_global_norm(gradient, clip_norm)
+      after = numerics.where(
+          update['num_participants'] > 0,
+          server_optimizer.next(*before, gradient),
+          before,
+      )
+    optimizer_state, trainable = after
+    weights_after = weights.apply(
+        weights_before, trainable, update, move_statistics
+    )
+    is_finite = numerics.all_finite([optimizer_state, weights_after])
+    new_state = collections.OrderedDict(
+        optimizer=numerics.where(
+            is_finite, optimizer_state, state['optimizer']
+        ),
+        **count_round(state, update, tf.logical_not(is_finite)),
+    )
+    return new_state, numerics.where(is_finite, weights_after, weights_before)
 
   @tff.federated_computation(
       initialize.type_signature.result,
@@ -162,42 +169,3 @@ def build_finalizer(
       get_hparams_fn=get_hparams,
       set_hparams_fn=set_hparams,
   )
-
-
-def _build_step(
-    weights: SharedWeights,
-    server_optimizer: tff.learning.optimizers.Optimizer,
-    move_statistics: Optional[MoveStatistics],
-    clip_norm: Optional[float],
-    state_type: tff.Type,
-    update_type: tff.Type,
-) -> tff.Computation:
-  """Builds the computation of the finalizer's new state and weights."""
-
-  @tff.tensorflow.computation(state_type, weights.weights_type(), update_type)
-  def step(state, weights_before, update):
-    before = (state['optimizer'], weights_before.trainable)
-    after = before
-    if 'trainable' in update:
-      gradient = update['trainable']
-      if clip_norm is not None:
-        gradient = numerics.clip_by_global_norm(gradient, clip_norm)
-      after = numerics.where(
-          update['num_participants'] > 0,
-          server_optimizer.next(*before, gradient),
-          before,
-      )
-    optimizer_state, trainable = after
-    weights_after = weights.apply(
-        weights_before, trainable, update, move_statistics
-    )
-    is_finite = numerics.all_finite([optimizer_state, weights_after])
-    new_state = collections.OrderedDict(
-        optimizer=numerics.where(
-            is_finite, optimizer_state, state['optimizer']
-        ),
-        **count_round(state, update, tf.logical_not(is_finite)),
-    )
-    return new_state, numerics.where(is_finite, weights_after, weights_before)
-
-  return step

@@ -17,16 +17,7 @@ def names(model: BatchNormModel) -> Sequence[str]:
 def draw(
     model: BatchNormModel, seed: int, client_number: int
 ) -> dict[str, np.float32]:
-  """Draws the phases of a client.
-
-  Args:
-    model: The model.
-    seed: The seed of the process. It may be negative.
-    client_number: The client's number, at least 0.
-
-  Returns:
-    A phase in [0, 1) for each name of `names`.
-  """
+  """Draws the phases of a client, in [0, 1), for each name of `names`."""
   phase_names = names(model)
   # NumPy takes no negative seeds.
   rng = seeding.generator(

@@ -44,12 +44,7 @@ class PhasedComputation(tff.Computation):
   """
 
   def __init__(self, phases: Sequence[Phase]):
-    """Initializes the computation; see `build_phased_process` for checks.
-
-    Args:
-      phases: The phases, with computations of the same type. The last one does
-        not end.
-    """
+    """Initializes the computation; see `build_phased_process` for checks."""
     self.phases = tuple(phases)
 
   @property
@@ -69,13 +64,6 @@ class PhasedComputation(tff.Computation):
   @override
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
     """Runs a round of the state's phase.
-
-    Args:
-      *args: The state and the clients' data.
-      **kwargs: The same by name.
-
-    Returns:
-      The result of the phase's computation.
 
     Raises:
       TypeError: If the state has no number of finished rounds, such as while

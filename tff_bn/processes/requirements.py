@@ -8,6 +8,7 @@ import keras
 import tensorflow_federated as tff
 
 from tff_bn.aggregators import moments_factories
+from tff_bn.aggregators import robust_rule
 from tff_bn.catalog import algorithms
 from tff_bn.common import checks
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -32,10 +33,8 @@ def check_all_shared(
 ) -> None:
   """Raises a `ValueError` if the model has personal position encodings.
 
-  Args:
-    algorithm: The name of the algorithm, for the message.
-    model: The model.
-    reason: Why all clients must have the same model, for the message.
+  The message names the `algorithm`, and the `reason` why all clients must have
+  the same model.
   """
   check_model(model)
   layers = [v.layer for v in model.variables if v.role is Role.PERSONAL_PHASE]
@@ -82,15 +81,11 @@ def check_renorm(
         tff.aggregators.UnweightedAggregationFactory
     ],
 ) -> None:
-  """Checks that the running statistics of a layer stay consistent.
-
-  Args:
-    model: The model. Its layers may have `renorm=True`.
-    partition: Which variables are local.
-    statistics_aggregator: See `tff_bn.algorithms.Options`.
+  """Checks that the running statistics of layers with `renorm=True` fit.
 
   Raises:
-    ValueError: If they do not.
+    ValueError: If some of a layer's running statistics would be local and
+      others shared, or an aggregator would treat them differently.
   """
   if partition.is_local(Role.MOVING_MEAN) and not partition.is_local(
       Role.OTHER_STATE
@@ -115,16 +110,30 @@ def check_renorm(
 
 
 def check_no_shuffles(algorithm: str, options: Mapping[str, Any]) -> None:
-  """Raises a `ValueError` if `shuffle_times` is not 0.
-
-  Args:
-    algorithm: The name of the algorithm, for the message.
-    options: See `tff_bn.algorithms.Options`.
-  """
+  """Raises a `ValueError` if `shuffle_times` is not 0."""
   algorithms.SAME_UNITS.check(
       algorithm,
       types.SimpleNamespace(shuffle_times=options.get('shuffle_times')),
   )
+
+
+def statistics_rule(
+    algorithm: str, options: Mapping[str, Any]
+) -> Optional[robust_rule.Rule]:
+  """Returns `statistics_aggregator`, which must be a rule for some algorithms.
+
+  Raises:
+    TypeError: If it is neither a `Rule` nor `None`.
+  """
+  rule = options.get('statistics_aggregator')
+  checks.check_type(
+      f'statistics_aggregator of {algorithm}',
+      rule,
+      (robust_rule.Rule, type(None)),
+      'be a tff_bn.aggregators.Rule, such as'
+      ' tff_bn.aggregators.CoordinateMedian()',
+  )
+  return rule
 
 
 def trained_batch_norm_layers(
@@ -132,12 +141,8 @@ def trained_batch_norm_layers(
 ) -> list[keras.layers.Layer]:
   """Returns the trainable batch normalization layers, in weight order.
 
-  Args:
-    algorithm: The name of the algorithm that needs them, for the message.
-    model: The model.
-
   Raises:
-    ValueError: If there is none.
+    ValueError: If there is none; the message names the `algorithm`.
   """
   check_model(model)
   layer_of = {

@@ -45,16 +45,7 @@ class ShortRounds(tff.Computation):
       full: tff.Computation,
       num_clients: Optional[int],
   ):
-    """Initializes the computation.
-
-    Args:
-      short: See the class.
-      full: See the class; of the same type.
-      num_clients: See the class.
-
-    Raises:
-      TypeError: If the computations have different types.
-    """
+    """Checks that both computations have the same type."""
     if not short.type_signature.is_equivalent_to(full.type_signature):
       raise TypeError(
           'A short round must have the type of a full round,'
@@ -77,13 +68,6 @@ class ShortRounds(tff.Computation):
   @override
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
     """Runs a round.
-
-    Args:
-      *args: The server's state, the clients' states and the clients' data.
-      **kwargs: The same by name.
-
-    Returns:
-      The result of the round.
 
     Raises:
       TypeError: If there are other arguments, or they have no values, such as
@@ -121,18 +105,12 @@ def build_process(
     full: Process,
     num_clients: Optional[int],
 ) -> Process:
-  """Builds a process with short and full rounds.
+  """Builds a process whose `next` is a `ShortRounds`.
 
   Args:
     short: The process with short rounds.
     full: The process with full rounds, of the same types.
     num_clients: See `ShortRounds`.
-
-  Returns:
-    The process; its `next` is a `ShortRounds`.
-
-  Raises:
-    TypeError: If the processes have different types.
   """
   return stateful_process.with_next(
       full, ShortRounds(short.next, full.next, num_clients)

@@ -262,12 +262,7 @@ Process = Union[tff.learning.templates.LearningProcess, StatefulLearningProcess]
 
 
 def with_next(process: Process, next_fn: tff.Computation) -> Process:
-  """Returns a process with another computation of a round.
-
-  Args:
-    process: The process.
-    next_fn: The computation, of the same type as `process.next`.
-  """
+  """Returns a process with another computation of a round, of the same type."""
   if isinstance(process, StatefulLearningProcess):
     other = copy.copy(process)
     other.next = next_fn

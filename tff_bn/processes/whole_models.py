@@ -32,13 +32,6 @@ class _Completed(tff.Computation):
       model: BatchNormModel,
       weights: SharedWeights,
   ):
-    """Initializes the computation.
-
-    Args:
-      computation: The computation of the shared weights.
-      model: The model.
-      weights: Its shared weights.
-    """
     self._computation = computation
     self._model = model
     self._weights = weights
@@ -110,9 +103,6 @@ def build_process(
     next_fn: The computation of a round.
     **hparams_fns: `get_hparams_fn` and `set_hparams_fn`, see
       `tff.learning.templates.LearningProcess`.
-
-  Returns:
-    The process.
   """
   state_type = initialize.type_signature.result.member
 
@@ -139,14 +129,7 @@ def set_shared_weights(
     state: Any,
     model_weights: ModelWeights,
 ) -> Any:
-  """See `StatefulLearningProcess.set_model_weights`.
-
-  Args:
-    model: The model.
-    weights: Its shared weights; some variables are local.
-    state: The server's state.
-    model_weights: The weights of a whole model.
-  """
+  """See `StatefulLearningProcess.set_model_weights`."""
   values = model.from_model_weights(model_weights)
   model.check_types(values)
   weights.check_constants(values)
