@@ -143,7 +143,7 @@ def test_why_batch_norm_breaks(run):
 
 @pytest.mark.slow
 def test_fedtan_step_by_step(run):
-  printed = run('fedtan_step_by_step')
+  printed = run('fedtan_step_by_step', [('ROUNDS = 60', 'ROUNDS = 20')])
   errors = dict(
       re.findall(r'(\w[\w, ]+?) +relative error ([\d.e+-]+)', printed)
   )

@@ -46,11 +46,6 @@ def test_by_name():
   _assert_close(_features(model, 'logits'), model(_X))
 
 
-def test_the_default_is_the_input_of_the_last_layer_with_weights():
-  model = _functional()
-  _assert_close(_features(model), _hidden(model))
-
-
 def _with_end(*layers):
   def build():
     model = _functional()
@@ -108,6 +103,7 @@ def _model_without_weights_at_the_end():
 @pytest.mark.parametrize(
     'build',
     [
+        _functional,
         _with_input,
         _built,
         _called,
@@ -123,7 +119,7 @@ def _model_without_weights_at_the_end():
     ],
     ids=lambda build: build.__name__.strip('_'),
 )
-def test_the_default_of_other_models(build):
+def test_the_default_is_the_input_of_the_last_layer_with_weights(build):
   model = build()
   _assert_close(_features(model), _hidden(model))
 
@@ -145,14 +141,9 @@ def test_a_merge_after_the_last_layer_with_weights():
   ):
     LayerFeatures(model)
   assert _features(model, 'hidden').shape == (6, 4)
-
-
-def test_several_outputs():
-  inputs = keras.Input((4,))
-  x = _LAYERS.Dense(4, name='hidden')(inputs)
-  model = keras.Model(inputs, [_LAYERS.Dense(2)(x), _LAYERS.Dense(3)(x)])
+  several = keras.Model(inputs, [_LAYERS.Dense(2)(x), _LAYERS.Dense(3)(x)])
   with pytest.raises(ValueError, match='combines 2 tensors.*feature_layer'):
-    LayerFeatures(model)
+    LayerFeatures(several)
 
 
 def test_without_a_hidden_layer():
@@ -275,16 +266,6 @@ def test_gradients_flow_through_the_features():
   )
 
 
-def test_the_value_is_recorded_only_in_the_context():
-  model = _functional()
-  features = LayerFeatures(model, 'relu')
-  with features.watched():
-    model(_X)
-  first = features.value
-  model(_X + 1)
-  assert features.value is first
-
-
 def test_a_replaced_call_is_used_and_stays():
   """As in local training, which replaces calls of batch normalization."""
   inputs = keras.Input((4,))
@@ -304,8 +285,14 @@ def test_a_replaced_call_is_used_and_stays():
 def test_a_model_that_does_not_call_the_layer():
   model = _functional()
   features = LayerFeatures(model, 'relu')
+  before = len(discovery.all_layers(model))
   with features.watched():
     model(_X)
+  first = features.value
+  model(_X + 1)
+  assert features.value is first
+  # The model does not track the function in its layer.
+  assert len(discovery.all_layers(model)) == before
   # The value of an earlier call does not count.
   message = "feature_layer: .*'relu'.*NoneType"
   with pytest.raises(ValueError, match=message), features.watched():
@@ -323,13 +310,3 @@ def test_a_layer_with_several_outputs():
     model(_X[..., np.newaxis])
   # The default is a single tensor.
   assert _features(model, x=_X[..., np.newaxis]).shape == (6, 4)
-
-
-def test_nothing_is_tracked():
-  """The model gets no further layers."""
-  model = _functional()
-  before = len(discovery.all_layers(model))
-  features = LayerFeatures(model)
-  with features.watched():
-    model(_X)
-  assert len(discovery.all_layers(model)) == before
