@@ -1057,7 +1057,7 @@ def test_models_that_cannot_be_converted(case):
 
 
 @pytest.mark.parametrize(
-    ('to', 'end'), [('federatd', r'. Did you mean federated\?'), (None, r'\.')]
+    ('to', 'end'), [('federatd', r'. Did you mean federated\?'), (3, r'\.')]
 )
 def test_unknown_target_is_an_error(to, end):
   with pytest.raises(

@@ -78,22 +78,6 @@ class Block(_LAYERS.Layer):
     return self.norms[1](self.model(x, training=training), training=training)
 
 
-@keras.saving.register_keras_serializable('backends_example')
-class Subclassed(keras.Model):
-  """Federated layers, encodings and a block."""
-
-  def __init__(self, **kwargs):
-    super().__init__(**kwargs)
-    self.block = Block(6, name='block')
-    self.norm = FederatedBatchNormalization(momentum=0.5, name='norm')
-    self.encoding = PositionEncoding(personal_share=0.5, amplitude=0.3)
-    self.last = _LAYERS.Dense(1)
-
-  def call(self, inputs, training=None):
-    x = self.block(inputs, training=training)
-    return self.last(self.encoding(self.norm(x, training=training)))
-
-
 def _sequential():
   return keras.Sequential(
       [
@@ -152,7 +136,6 @@ def _functional():
 
 _MODELS = {
     'functional': (_functional, {'a': _random(19, 5, 4), 'b': _random(19, 3)}),
-    'subclassed': (Subclassed, _random(19, 4)),
     'alternatives': (_alternatives, _random(19, 6, 6, 2)),
 }
 _MODELS['functional'][1]['a'][::3, 3:] = 0
@@ -186,9 +169,7 @@ def _check_model(name, folder):
   build, x = _MODELS[name]
   y = _random(19, 1, seed=3)
   model = build()
-  model(x)
-  _encode(_randomize(model))
-  _compile(model)
+  _compile(_randomize(model))
   # The last batch is smaller.
   history = model.fit(
       x, y, batch_size=8, epochs=2, shuffle=False, verbose=0
@@ -202,7 +183,6 @@ def _check_model(name, folder):
   model.save_weights(f'{folder}/{name}.weights.h5')
   loaded = keras.models.load_model(f'{folder}/{name}.keras')
   other = build()
-  other(x)
   other.load_weights(f'{folder}/{name}.weights.h5')
   for same in (loaded, other):
     _check_same(same, model, x)
@@ -241,8 +221,6 @@ def _check_model(name, folder):
       _outputs(back, x), _outputs(hybrid, x), rtol=1e-5, atol=1e-5
   )
 
-  if name == 'subclassed':
-    return
   plain = build()
   _randomize(plain)
   for mode in ('add', 'multiply'):
@@ -289,12 +267,11 @@ def _check_layers():
   _check_alternatives()
   x = _random(4, 7, 3)
   mask = np.arange(28).reshape(4, 7) % 3 > 0
-  for axis in (-1, 1):
-    for given in (None, mask, np.zeros_like(mask)):
-      layer = FederatedBatchNormalization(axis, momentum=0.7)
-      outputs = [layer(x, training=True, mask=given) for _ in range(2)]
-      name = f'layer {axis} {None if given is None else given.sum()}'
-      _keep(name, [*outputs, *layer.weights])
+  for axis, given in ((1, None), (-1, mask), (-1, np.zeros_like(mask))):
+    layer = FederatedBatchNormalization(axis, momentum=0.7)
+    outputs = [layer(x, training=True, mask=given) for _ in range(2)]
+    name = f'layer {axis} {None if given is None else given.sum()}'
+    _keep(name, [*outputs, *layer.weights])
   layer = FederatedBatchNormalization(axis=0)
   layer(x[0, 0], training=True)
   _keep('one value', layer.weights)
@@ -305,10 +282,8 @@ def _check_layers():
   )
   # Large means.
   large = (1000 + 0.1 * _random(600, 3)).astype('float32')
-  parts = [batch_moments.batch_moments(large[i::7]) for i in range(7)]
-  merged = parts[0]
-  for part in parts[1:]:
-    merged = batch_moments.merge_moments(merged, part)
+  parts = [batch_moments.batch_moments(large[i::2]) for i in range(2)]
+  merged = batch_moments.merge_moments(*parts)
   for found in (merged, batch_moments.batch_moments(large)):
     np.testing.assert_allclose(
         ops.convert_to_numpy(found.variance),

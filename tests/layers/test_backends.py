@@ -14,7 +14,7 @@ import pytest
     'models',
     [
         ['functional'],
-        pytest.param(['subclassed', 'alternatives'], marks=pytest.mark.slow),
+        pytest.param(['alternatives'], marks=pytest.mark.slow),
     ],
 )
 def test_backends_agree(models):

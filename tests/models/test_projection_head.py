@@ -19,7 +19,7 @@ def _features(model, x):
   return features.value.numpy(), logits.numpy()
 
 
-@pytest.mark.parametrize('name', ['mlp3', 'resnet20'])
+@pytest.mark.parametrize('name', ['mlp3', 'small_cnn'])
 def test_models_by_name(name):
   plain = models.build_model_fn(name, _SHAPE, 10)()
   model = models.build_model_fn(name, _SHAPE, 10, moon_projection=7)()
