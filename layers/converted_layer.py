@@ -75,7 +75,7 @@ class ConvertedLayer:
 
 
 def without_build(config: Any) -> Any:
-  """Copies a configuration, without what lets Keras build layers inside."""
+  """Copies a configuration without the entries that build layers inside."""
   if isinstance(config, dict):
     return {
         key: without_build(value)

@@ -123,7 +123,7 @@ class PositionEncoding(keras.layers.Layer):
     return self.amplitude > 0 and self.period > 0
 
   def num_personal(self, num_units: int) -> int:
-    """Returns how many of J units have personal encodings; 0 if it is off."""
+    """Returns the number of personal units among J; 0 if the layer is off."""
     return round(self.personal_share * num_units) if self.is_on else 0
 
   def encodings(

@@ -307,30 +307,6 @@ def test_state_of_preprocessing_layers_is_copied():
   _assert_same_outputs(converted(data), model(data))
 
 
-class _Block(keras_layers.Layer):
-  """Contains layers, but no batch normalization."""
-
-  def __init__(self, **kwargs):
-    super().__init__(**kwargs)
-    self.first = keras_layers.Dense(4)
-    self.second = keras_layers.Dense(4)
-
-  def call(self, x):
-    return self.second(self.first(x))
-
-
-def test_layers_with_layers_inside():
-  block = _Block(name='block')
-  block.first.trainable = False
-  model = keras.Sequential(
-      [keras.Input([4]), block, keras_layers.BatchNormalization()]
-  )
-  converted = tff_bn.convert_batch_norm(_randomize(model))
-  copy = converted.get_layer('block')
-  assert not copy.first.trainable and copy.second.trainable
-  _assert_same_outputs(converted(_random(3, 4)), model(_random(3, 4)))
-
-
 class _WithDefaults(keras_layers.BatchNormalization):
   """Changes a default, as in many projects."""
 

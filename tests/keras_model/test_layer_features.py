@@ -232,20 +232,6 @@ def test_arguments_of_the_layer_are_passed_on():
   assert np.any(_features(model, 'drop', x, training=True) == 0)
 
 
-def test_gradients_flow_through_the_features():
-  model = _functional()
-  features = LayerFeatures(model)
-  with tf.GradientTape() as tape:
-    with features.watched():
-      model(_X)
-    target = tf.reduce_sum(features.value**2)
-  kernel = model.get_layer('hidden').weights[0]
-  expected = 2 * _X.T @ _hidden(model)
-  np.testing.assert_allclose(
-      tape.gradient(target, kernel), expected, rtol=1e-4, atol=1e-5
-  )
-
-
 def test_a_replaced_call_is_used_and_stays():
   """As in local training, which replaces calls of batch normalization."""
   inputs = keras.Input((4,))

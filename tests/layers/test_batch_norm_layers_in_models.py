@@ -60,16 +60,6 @@ def test_fit(options):
   assert losses[-1] < losses[0]
 
 
-def test_frozen_models_do_not_update_statistics():
-  model = _model()
-  model.trainable = False
-  before = model.get_weights()
-  _compile(model)
-  model.fit(*_data(), verbose=0)
-  for found, wanted in zip(model.get_weights(), before):
-    np.testing.assert_array_equal(found, wanted)
-
-
 @pytest.mark.parametrize('file', ['model.keras', 'model.h5'])
 def test_saved_models_are_loaded_without_custom_objects(tmp_path, file):
   model = _model(epsilon=0.02)

@@ -208,10 +208,6 @@ def test_smallest_images(name, size):
   assert model(np.zeros((1, size, size, 1), np.float32)).shape == (1, 10)
 
 
-def test_unknown_normalization():
-  check_refused('mlp3', "normalization='bn' must be one of", normalization='bn')
-
-
 @pytest.mark.parametrize(
     ('name', 'groups', 'layer'),
     [
@@ -229,22 +225,6 @@ def test_groups_that_do_not_divide_the_channels(name, groups, layer):
       f' the {layer}',
       normalization=f'group{groups}',
   )
-
-
-@pytest.mark.parametrize(
-    ('name', 'channels'),
-    [('small_cnn', 16), ('mlp3', 30)],
-)
-def test_all_divisors_of_the_channels_are_possible(name, channels):
-  for groups in range(1, channels + 1):
-    if channels % groups:
-      continue
-    model = models.build_model_fn(name, (8, 8, 1), 10, f'group{groups}')()
-    assert {
-        layer.groups
-        for layer in model.layers
-        if isinstance(layer, keras.layers.GroupNormalization)
-    } == {groups}
 
 
 class TestPrecision:
@@ -306,27 +286,6 @@ class TestPrecision:
         ValueError, match="precision='mixed_float8' .*mixed_bfloat16"
     ):
       models.build_model_fn('mlp3', (4,), 3, precision='mixed_float8')
-
-  @pytest.mark.parametrize(
-      ('name', 'precision'),
-      [
-          ('small_cnn', 'mixed_bfloat16'),
-          ('user_models:dense', 'mixed_float16'),
-      ],
-  )
-  def test_saved_model_keeps_the_precision(self, name, precision, tmp_path):
-    model = models.build_model_fn(name, (8, 8, 1), 10, precision=precision)()
-    model.save(tmp_path / 'model.keras')
-    loaded = keras.models.load_model(tmp_path / 'model.keras')
-    x = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
-    expected = model(x, training=False)
-    result = loaded(x, training=False)
-    assert result.dtype == expected.dtype
-    np.testing.assert_array_equal(result, expected)
-    # Input layers, which compute nothing, are saved without their policy.
-    assert [layer.dtype_policy.name for layer in loaded.layers[1:]] == [
-        layer.dtype_policy.name for layer in model.layers[1:]
-    ]
 
 
 class TestUserModel:

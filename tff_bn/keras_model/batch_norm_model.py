@@ -45,8 +45,6 @@ class VariableInfo:
     role: The role in the layer.
     trainable: Whether the optimizer changes the variable.
     layer: Keras's name of the layer, for error messages.
-    shape: The shape.
-    dtype: The dtype.
     batch_norm: The number of the variable's batch normalization layer, in the
       order of the variables; `None` for other layers.
     frozen: Whether this batch normalization layer has `trainable=False`. Keras
@@ -221,7 +219,7 @@ class BatchNormModel:
 
   @functools.cached_property
   def _metric_specs(self) -> tuple[Any, Any]:
-    """The specs of what metrics compare: the labels and the model's output."""
+    """The specs that metrics compare: of the labels and the model's output."""
     x_spec, y_spec = self.input_spec
     return y_spec, model_metrics.output_spec(self.keras_model, x_spec)
 
@@ -247,7 +245,7 @@ class BatchNormModel:
 
   @functools.cached_property
   def constants(self) -> Set[int]:
-    """The positions in `variables` of those that training cannot change.
+    """The positions in `variables` of variables that training cannot change.
 
     They are not trainable, and no call in training mode assigns them: the
     weights of frozen layers, also frozen moving statistics, and constants such

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from tff_bn.common import checks
 from tff_bn.common import spelling
 from tff_bn.keras_model import keras_copy
 from tff_bn.layers import batch_renormalization
@@ -103,10 +104,7 @@ def convert_batch_norm(
         f'to={to!r} needs the TensorFlow backend of Keras, but the backend is'
         f" {keras.backend.backend()!r}. Use 'batch'."
     )
-  if not isinstance(model, keras.Model):
-    raise TypeError(
-        f'model must be a keras.Model, but is a {type(model).__name__}.'
-    )
+  checks.check_type('model', model, keras.Model, 'be a keras.Model')
   if not discovery.batch_norm_layers(model):
     raise ValueError(
         f'The model {model.name!r} has no batch normalization layer to convert.'

@@ -105,35 +105,30 @@ def layer_after_features(
     argument: What needs the layer, for error messages.
     advice: What to do if the layer is unknown: the end of error messages.
   """
-  layer = _output_layer(model, argument, advice)
+  inner, outputs = model, getattr(model, 'outputs', None)
+  while True:
+    if not outputs:
+      raise ValueError(
+          f'{argument}: the model {inner.name!r} is neither functional nor'
+          f' Sequential, so its last hidden layer is unknown.{advice}'
+      )
+    if len(outputs) != 1:
+      raise ValueError(
+          f'{argument}: the model {inner.name!r} has no single last hidden'
+          f' layer: its output combines {len(outputs)} tensors.{advice}'
+      )
+    call = keras_graph.producer(outputs[0])
+    layer = call.layer
+    if isinstance(layer, keras.Model) and layer.weights:
+      inner, outputs = layer, getattr(layer, 'outputs', None)
+    # Operations other than layers have no weights.
+    elif getattr(layer, 'weights', None) or not call.inputs:
+      break
+    else:
+      outputs = call.inputs
   if {id(v) for v in model.weights} == {id(v) for v in layer.weights}:
     raise ValueError(
         f'{argument}: the model {model.name!r} has no hidden layer, only'
         f' {layer.name!r} has weights.'
     )
   return layer
-
-
-def _output_layer(
-    model: keras.Model, argument: str, advice: str
-) -> keras.layers.Layer:
-  outputs = getattr(model, 'outputs', None)
-  if not outputs:
-    raise ValueError(
-        f'{argument}: the model {model.name!r} is neither functional nor'
-        f' Sequential, so its last hidden layer is unknown.{advice}'
-    )
-  while True:
-    if len(outputs) != 1:
-      raise ValueError(
-          f'{argument}: the model {model.name!r} has no single last hidden'
-          f' layer: its output combines {len(outputs)} tensors.{advice}'
-      )
-    call = keras_graph.producer(outputs[0])
-    layer = call.layer
-    if isinstance(layer, keras.Model) and layer.weights:
-      return _output_layer(layer, argument, advice)
-    # Operations other than layers have no weights.
-    if getattr(layer, 'weights', None) or not call.inputs:
-      return layer
-    outputs = call.inputs

@@ -183,7 +183,7 @@ def check_input_spec(input_spec: Any) -> tuple[Any, Any]:
 
 
 def _check_tensor(name: str, spec: Any, is_whole: bool) -> None:
-  """Checks the spec of a tensor in `x` or `y`, or of the whole `x` or `y`."""
+  """Checks the spec of a tensor in `x` or `y`, possibly the only one."""
   checks.check_type(
       'input_spec',
       spec,
@@ -270,7 +270,7 @@ def call_model_fn(
 def check_new_variables(
     trained: Iterable[keras.Variable], created: Set[int], model: keras.Model
 ) -> None:
-  """Raises a `ValueError` if a model's variable existed before it was built.
+  """Raises a `ValueError` if a returned model has variables from before.
 
   This finds a model that existed before the call without a second call, which
   would take time and memory, and random numbers from the following programs.

@@ -137,7 +137,7 @@ def _check_names(names: Sequence[str]) -> None:
 def named_results(
     metric_name: str, result: Any
 ) -> collections.OrderedDict[str, Any]:
-  """Returns what the `result` of a metric returned by the results' names."""
+  """Returns the results of a metric, from its `result`, by their names."""
   if isinstance(result, Mapping):
     return collections.OrderedDict(result)
   return collections.OrderedDict({metric_name: result})
