@@ -23,6 +23,7 @@ class Constraints:
         for position, variable in enumerate(variables)
         if variable.constraint is not None
     ]
+    self._num_variables = len(variables)
     self._constrained = [variables[p] for p in self.positions]
     if self._constrained:
       # Constraints may use variables or constants of their own.
@@ -47,6 +48,11 @@ class Constraints:
     result = list(values)
     if not self._constrained:
       return result
+    if len(result) != self._num_variables:
+      raise ValueError(
+          f'There are constraints for {self._num_variables} trainable'
+          f' variables, but {len(result)} values.'
+      )
     found = self._function([result[p] for p in self.positions])
     for position, value in zip(self.positions, found, strict=True):
       result[position] = value
