@@ -96,12 +96,6 @@ def merge_moments(a: Moments, b: Moments) -> Moments:
   al., Updating Formulae and a Pairwise Algorithm for Computing Sample
   Variances, 1979.
 
-  Args:
-    a: The moments of one set: tensors or arrays.
-    b: The moments of a disjoint set, with the same shapes and dtype.
-
-  Returns:
-    The moments of all values.
   """
   count = a.count + b.count
   share = ops.divide_no_nan(b.count, count)
@@ -118,12 +112,8 @@ def merge_moments(a: Moments, b: Moments) -> Moments:
 def of_all_replicas(moments: Moments) -> Moments:
   """Pools the moments of all replicas of a `tf.distribute` strategy.
 
-  Args:
-    moments: The moments of this replica.
-
-  Returns:
-    The pooled moments; `moments` itself outside of a strategy and with other
-    backends than TensorFlow. Gradients flow through them to all replicas.
+  Outside of a strategy and with other backends than TensorFlow, it returns
+  `moments` itself. Gradients flow through the pooled moments to all replicas.
   """
   if keras.backend.backend() != 'tensorflow':
     return moments

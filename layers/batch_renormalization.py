@@ -2,11 +2,12 @@
 
 import math
 import numbers
-from typing import Any, Optional
+from typing import Any
 
 import keras
 from keras import ops
 
+from tff_bn.layers import batch_moments
 from tff_bn.layers import single_axis_batch_normalization
 
 
@@ -120,36 +121,18 @@ class BatchRenormalization(
     self.r_max = float(r_max)
     self.d_max = float(d_max)
 
-  def call(
-      self,
-      inputs: Any,
-      training: Optional[bool] = None,
-      mask: Optional[Any] = None,
-  ) -> Any:
-    """Normalizes by corrected batch statistics in training.
-
-    Args:
-      inputs: The input.
-      training: Whether to use the statistics of the batch.
-      mask: Which values to include in the statistics of the batch.
-
-    Returns:
-      The output, of the same shape and in the layer's compute dtype.
-
-    Raises:
-      ValueError: If the mask has the wrong rank.
-    """
-    if not (training and self.trainable):
-      return super().call(inputs, training=False, mask=mask)
-    inputs = self._as_computed(inputs)
-    batch = self._differentiable_moments(inputs, mask)
+  def _train(self, inputs: Any, batch: batch_moments.Moments) -> Any:
     moving_mean, moving_variance = (
         ops.cast(variable, inputs.dtype)
         for variable in (self.moving_mean, self.moving_variance)
     )
     mean = ops.where(batch.count > 0, batch.mean, moving_mean)
     variance = ops.where(batch.count > 0, batch.variance, moving_variance)
-    r, d = self._corrections(mean, variance, moving_mean, moving_variance)
+    deviation = ops.sqrt(moving_variance + self.epsilon)
+    r = ops.sqrt(variance + self.epsilon) / deviation
+    d = (mean - moving_mean) / deviation
+    r = ops.stop_gradient(ops.clip(r, 1 / self.r_max, self.r_max))
+    d = ops.stop_gradient(ops.clip(d, -self.d_max, self.d_max))
     for variable, old, new in (
         (self.moving_mean, moving_mean, mean),
         (self.moving_variance, moving_variance, variance),
@@ -161,33 +144,8 @@ class BatchRenormalization(
       gamma, beta = scale * r, scale * d
     if self.beta is not None:
       beta += ops.cast(self.beta, inputs.dtype)
-    outputs = ops.batch_normalization(
-        inputs,
-        mean,
-        variance,
-        axis=self.axis,
-        offset=beta,
-        scale=gamma,
-        epsilon=self.epsilon,
-    )
-    return ops.cast(outputs, self.compute_dtype)
-
-  def _corrections(
-      self, mean: Any, variance: Any, moving_mean: Any, moving_variance: Any
-  ) -> tuple[Any, Any]:
-    """Returns r and d, which get no gradient."""
-    deviation = ops.sqrt(moving_variance + self.epsilon)
-    r = ops.sqrt(variance + self.epsilon) / deviation
-    d = (mean - moving_mean) / deviation
-    return (
-        ops.stop_gradient(ops.clip(r, 1 / self.r_max, self.r_max)),
-        ops.stop_gradient(ops.clip(d, -self.d_max, self.d_max)),
-    )
+    return self._normalize(inputs, mean, variance, gamma, beta)
 
   def get_config(self) -> dict[str, Any]:
     """Returns the arguments for `from_config`."""
-    return {
-        **super().get_config(),
-        'r_max': self.r_max,
-        'd_max': self.d_max,
-    }
+    return {**super().get_config(), 'r_max': self.r_max, 'd_max': self.d_max}

@@ -50,13 +50,8 @@ class ConvertedLayer:
   def from_config(cls, config: dict[str, Any]) -> keras.Layer:
     """Makes the layer and replaces its batch normalization layers.
 
-    Args:
-      config: The result of `get_config`, or the configuration of the layer's
-        own class.
-
-    Returns:
-      The converted layer; for a configuration of the layer's own class, a layer
-      of that class.
+    From a configuration of the layer's own class, it makes a layer of that
+    class.
     """
     # Layers inside, and those that replace them, are built with the layer.
     config = without_build(config)
@@ -80,7 +75,7 @@ class ConvertedLayer:
 
 
 def without_build(config: Any) -> Any:
-  """Copies a configuration, without what lets Keras build layers inside."""
+  """Copies a configuration without the entries that build layers inside."""
   if isinstance(config, dict):
     return {
         key: without_build(value)
@@ -101,13 +96,9 @@ def own_class(layer: keras.Layer) -> type[keras.Layer]:
 
 @functools.cache
 def converted_class(layer_class: type[keras.Layer]) -> type[keras.Layer]:
-  """Derives a class from `ConvertedLayer` and the class of a layer.
+  """Derives a class from `ConvertedLayer` and the class of a layer or model.
 
-  Args:
-    layer_class: The class of a layer or model.
-
-  Returns:
-    The class. It has the same name, which Keras shows and uses in files.
+  It has the same name, which Keras shows and uses in files.
   """
 
   def get_config(self):

@@ -49,14 +49,7 @@ class FeatureNormalization(keras.layers.Layer):
     self.supports_masking = True
 
   def call(self, inputs: Any) -> Any:
-    """Scales the features.
-
-    Args:
-      inputs: The input.
-
-    Returns:
-      The output, of the same shape and in the layer's compute dtype.
-    """
+    """Scales the features."""
     # A sum of squares would overflow in float16.
     values = ops.cast(
         inputs, keras.backend.result_type(inputs.dtype, 'float32')

@@ -107,24 +107,11 @@ class FederatedBatchNormalization(
       training: Optional[bool] = None,
       mask: Optional[Any] = None,
   ) -> Any:
-    """Normalizes by the moving statistics, then updates them in training.
-
-    Args:
-      inputs: The input.
-      training: Whether to update the statistics.
-      mask: Which values to include in the statistics.
-
-    Returns:
-      The output, of the same shape and in the layer's compute dtype.
-    """
+    """Normalizes by the moving statistics, then updates them in training."""
     # This reads the statistics before they are updated.
     outputs = super().call(inputs, training=False, mask=mask)
-    if training and self.trainable:
-      self._update_statistics(inputs, mask)
-    return outputs
-
-  def _update_statistics(self, inputs: Any, mask: Optional[Any]) -> None:
-    """Updates the moving mean and variance with a batch."""
+    if not (training and self.trainable):
+      return outputs
     count, mean, variance = batch_moments.of_all_replicas(
         batch_moments.batch_moments(inputs, self.axis, mask)
     )
@@ -137,3 +124,4 @@ class FederatedBatchNormalization(
       old = ops.cast(variable, dtype)
       new = old + (1.0 - self.momentum) * (ops.cast(value, dtype) - old)
       variable.assign(ops.where(count > 0, new, old))
+    return outputs

@@ -5,6 +5,7 @@ from typing import Any, Optional
 import keras
 from keras import ops
 
+from tff_bn.layers import batch_moments
 from tff_bn.layers import single_axis_batch_normalization
 
 
@@ -96,11 +97,7 @@ class HybridBatchNormalization(
   mixing: Optional[keras.Variable] = None
 
   def build(self, input_shape: Any) -> None:
-    """Creates the weights of Keras's layer, and `mixing`.
-
-    Args:
-      input_shape: The input's shape.
-    """
+    """Creates the weights of Keras's layer, and `mixing`."""
     super().build(input_shape)
     self.mixing = self.add_weight(
         shape=(input_shape[self.axis],),
@@ -110,44 +107,8 @@ class HybridBatchNormalization(
         autocast=False,
     )
 
-  def call(
-      self,
-      inputs: Any,
-      training: Optional[bool] = None,
-      mask: Optional[Any] = None,
-  ) -> Any:
-    """Normalizes by mixed statistics in training, else by the moving ones.
-
-    Args:
-      inputs: The input.
-      training: Whether to use the statistics of the batch.
-      mask: Which values to include in the statistics of the batch.
-
-    Returns:
-      The output, of the same shape and in the layer's compute dtype.
-
-    Raises:
-      ValueError: If the mask has the wrong rank.
-    """
-    if not (training and self.trainable):
-      return super().call(inputs, training=False, mask=mask)
-    inputs = self._as_computed(inputs)
+  def _train(self, inputs: Any, batch: batch_moments.Moments) -> Any:
     dtype = inputs.dtype
-    outputs = ops.batch_normalization(
-        inputs,
-        *self._mixed_statistics(inputs, mask, dtype),
-        axis=self.axis,
-        offset=None if self.beta is None else ops.cast(self.beta, dtype),
-        scale=None if self.gamma is None else ops.cast(self.gamma, dtype),
-        epsilon=self.epsilon,
-    )
-    return ops.cast(outputs, self.compute_dtype)
-
-  def _mixed_statistics(
-      self, inputs: Any, mask: Optional[Any], dtype: Any
-  ) -> tuple[Any, Any]:
-    """Returns the mean and the variance of each channel."""
-    batch = self._differentiable_moments(inputs, mask)
     share = ops.sigmoid(ops.cast(self.mixing, dtype))
     share = ops.where(batch.count > 0, share, ops.zeros_like(share))
     mean, variance = (
@@ -157,4 +118,8 @@ class HybridBatchNormalization(
             (self.moving_variance, batch.variance),
         )
     )
-    return mean, variance
+    gamma, beta = (
+        None if weight is None else ops.cast(weight, dtype)
+        for weight in (self.gamma, self.beta)
+    )
+    return self._normalize(inputs, mean, variance, gamma, beta)

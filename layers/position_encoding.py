@@ -123,20 +123,13 @@ class PositionEncoding(keras.layers.Layer):
     return self.amplitude > 0 and self.period > 0
 
   def num_personal(self, num_units: int) -> int:
-    """Returns the number of units with personal encodings.
-
-    Args:
-      num_units: J.
-
-    Returns:
-      The number; 0 if the layer is off.
-    """
+    """Returns the number of personal units among J; 0 if the layer is off."""
     return round(self.personal_share * num_units) if self.is_on else 0
 
   def encodings(
       self, num_units: int, personal_phase: float = 0.0
   ) -> np.ndarray:
-    """Computes the values that are added to or multiply the units.
+    """Returns the values that are added to or multiply the units.
 
     Args:
       num_units: J.
@@ -156,14 +149,7 @@ class PositionEncoding(keras.layers.Layer):
     return 2 * np.pi * self.period * positions / num_units
 
   def build(self, input_shape: Any) -> None:
-    """Checks the axis and creates the personal phase if needed.
-
-    Args:
-      input_shape: The input's shape.
-
-    Raises:
-      ValueError: If the axis does not exist or its size is unknown.
-    """
+    """Checks the axis and creates the personal phase if needed."""
     rank = len(input_shape)
     if not -rank <= self.axis < rank:
       raise ValueError(
@@ -190,14 +176,7 @@ class PositionEncoding(keras.layers.Layer):
     super().build(input_shape)
 
   def call(self, inputs: Any) -> Any:
-    """Adds or multiplies the encodings.
-
-    Args:
-      inputs: The inputs.
-
-    Returns:
-      The outputs, of the same shape and dtype.
-    """
+    """Adds or multiplies the encodings."""
     if not self.is_on:
       return inputs
     shape = [1] * len(inputs.shape)
@@ -208,14 +187,10 @@ class PositionEncoding(keras.layers.Layer):
     return inputs + encodings if self.mode == 'add' else inputs * encodings
 
   def _own_encodings(self, num_units: int) -> Any:
-    """Computes the encodings with the personal phase.
+    """Returns a tensor of the J encodings with the personal phase.
 
-    Args:
-      num_units: J.
-
-    Returns:
-      A tensor of J elements, in float64 if the backend supports it (JAX only
-      with `jax_enable_x64`).
+    It is in float64 if the backend supports it (JAX only with
+    `jax_enable_x64`).
     """
     shared = ops.convert_to_tensor(self.encodings(num_units))
     if self.personal_phase is None:

@@ -12,11 +12,7 @@ class _Scalar(keras.layers.Layer):
   _INITIALIZER: str
 
   def build(self, input_shape: Any) -> None:
-    """Creates the weight.
-
-    Args:
-      input_shape: The input's shape.
-    """
+    """Creates the weight."""
     del input_shape
     self.scalar = self.add_weight(
         shape=(), name=self._NAME, initializer=self._INITIALIZER
@@ -51,14 +47,7 @@ class ScalarBias(_Scalar):
   _NAME, _INITIALIZER = 'bias', 'zeros'
 
   def call(self, inputs: Any) -> Any:
-    """Adds the number.
-
-    Args:
-      inputs: The input.
-
-    Returns:
-      The output, of the same shape and dtype.
-    """
+    """Adds the number."""
     return inputs + self.scalar
 
 
@@ -86,12 +75,5 @@ class ScalarMultiplier(_Scalar):
   _NAME, _INITIALIZER = 'scale', 'ones'
 
   def call(self, inputs: Any) -> Any:
-    """Multiplies by the number.
-
-    Args:
-      inputs: The input.
-
-    Returns:
-      The output, of the same shape and dtype.
-    """
+    """Multiplies by the number."""
     return inputs * self.scalar

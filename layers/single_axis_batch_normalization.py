@@ -64,27 +64,18 @@ class SingleAxisBatchNormalization(keras.layers.BatchNormalization):
         **kwargs,
     )
 
-  def _as_computed(self, inputs: Any) -> Any:
-    """Casts inputs in 16 bits to float32, as Keras's layer does."""
+  def call(
+      self,
+      inputs: Any,
+      training: Optional[bool] = None,
+      mask: Optional[Any] = None,
+  ) -> Any:
+    """Computes the layer; see the call arguments of the class."""
+    if not (training and self.trainable):
+      return super().call(inputs, training=False, mask=mask)
+    # Keras's layer computes inputs in 16 bits in float32, too.
     dtype = keras.backend.result_type(inputs.dtype, 'float32')
-    return ops.cast(inputs, dtype)
-
-  def _differentiable_moments(
-      self, inputs: Any, mask: Optional[Any]
-  ) -> batch_moments.Moments:
-    """Computes the moments of a batch, through which gradients flow.
-
-    Args:
-      inputs: The input.
-      mask: Which values to include.
-
-    Returns:
-      The moments; of all replicas of a `tf.distribute` strategy if the layer is
-      synchronized.
-
-    Raises:
-      ValueError: If the mask has the wrong rank.
-    """
+    inputs = ops.cast(inputs, dtype)
     if mask is not None and len(mask.shape) != len(inputs.shape) - 1:
       raise ValueError(
           f'mask has the shape {tuple(mask.shape)}, but must have one axis less'
@@ -95,4 +86,28 @@ class SingleAxisBatchNormalization(keras.layers.BatchNormalization):
     )
     if self.synchronized:
       batch = batch_moments.of_all_replicas(batch)
-    return batch
+    return ops.cast(self._train(inputs, batch), self.compute_dtype)
+
+  def _train(self, inputs: Any, batch: batch_moments.Moments) -> Any:
+    """Computes the output in training, and moves the statistics.
+
+    Args:
+      inputs: The input, in float32 or float64.
+      batch: The moments of the batch, through which gradients flow. With
+        `synchronized`, of all replicas of a `tf.distribute` strategy.
+    """
+    raise NotImplementedError
+
+  def _normalize(
+      self, inputs: Any, mean: Any, variance: Any, gamma: Any, beta: Any
+  ) -> Any:
+    """Returns `gamma * (inputs - mean) / sqrt(variance + epsilon) + beta`."""
+    return ops.batch_normalization(
+        inputs,
+        mean,
+        variance,
+        axis=self.axis,
+        offset=beta,
+        scale=gamma,
+        epsilon=self.epsilon,
+    )

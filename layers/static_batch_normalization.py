@@ -62,11 +62,7 @@ class StaticBatchNormalization(keras.layers.Layer):
     self.supports_masking = True
 
   def build(self, input_shape: Any) -> None:
-    """Creates the weights.
-
-    Args:
-      input_shape: The input's shape.
-    """
+    """Creates the weights."""
     self.gamma, self.beta = (
         self.add_weight(
             shape=(input_shape[self.axis],),
@@ -78,15 +74,7 @@ class StaticBatchNormalization(keras.layers.Layer):
     )
 
   def call(self, inputs: Any, mask: Optional[Any] = None) -> Any:
-    """Normalizes by the statistics of the batch.
-
-    Args:
-      inputs: The input.
-      mask: Which values to include in the statistics of the batch.
-
-    Returns:
-      The output, of the same shape and in the layer's compute dtype.
-    """
+    """Normalizes by the statistics of the batch."""
     dtype = keras.backend.result_type(inputs.dtype, 'float32')
     inputs = ops.cast(inputs, dtype)
     batch = batch_moments.batch_moments(
@@ -109,8 +97,4 @@ class StaticBatchNormalization(keras.layers.Layer):
 
   def get_config(self) -> dict[str, Any]:
     """Returns the arguments for `from_config`."""
-    return {
-        **super().get_config(),
-        'axis': self.axis,
-        'epsilon': self.epsilon,
-    }
+    return {**super().get_config(), 'axis': self.axis, 'epsilon': self.epsilon}

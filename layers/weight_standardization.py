@@ -32,14 +32,7 @@ class _Standardized(keras.layers.Layer):
     return super().add_weight(*args, **kwargs)
 
   def build(self, input_shape: Any) -> None:
-    """Creates the weights.
-
-    Args:
-      input_shape: The input's shape.
-
-    Raises:
-      ValueError: If the kernel has a single weight for each output.
-    """
+    """Creates the weights."""
     super().build(input_shape)
     shape = self.kernel.shape
     if math.prod(shape[:-1]) < 2:
@@ -53,11 +46,7 @@ class _Standardized(keras.layers.Layer):
     )
 
   def standardized_kernel(self) -> Any:
-    """Computes the kernel that the layer applies.
-
-    Returns:
-      The kernel, in float64 if the weights are, otherwise in float32.
-    """
+    """Returns the kernel that the layer applies, in float32 or float64."""
     dtype = keras.backend.result_type(self.kernel.dtype, 'float32')
     kernel, gain = (ops.cast(w, dtype) for w in (self.kernel, self.gain))
     axes = list(range(len(kernel.shape) - 1))
@@ -125,15 +114,7 @@ class WeightStandardizedConv2D(_Standardized, keras.layers.Conv2D):
   """
 
   def convolution_op(self, inputs: Any, kernel: Any) -> Any:
-    """Convolves with the standardized kernel.
-
-    Args:
-      inputs: The input.
-      kernel: The layer's kernel.
-
-    Returns:
-      The convolution.
-    """
+    """Convolves with the standardized kernel in place of `kernel`."""
     del kernel
     return super().convolution_op(
         inputs, ops.cast(self.standardized_kernel(), inputs.dtype)
@@ -174,14 +155,7 @@ class WeightStandardizedDense(_Standardized, keras.layers.Dense):
   """
 
   def call(self, inputs: Any) -> Any:
-    """Applies the standardized kernel.
-
-    Args:
-      inputs: The input.
-
-    Returns:
-      The output.
-    """
+    """Applies the standardized kernel."""
     kernel = ops.cast(self.standardized_kernel(), inputs.dtype)
     outputs = ops.matmul(inputs, kernel)
     if self.use_bias:

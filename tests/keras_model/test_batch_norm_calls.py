@@ -1,4 +1,4 @@
-"""Tests of replacing the training calls of batch normalization."""
+"""Tests of replacing the calls of layers."""
 
 import keras
 import numpy as np
@@ -40,35 +40,18 @@ def test_training_calls_are_replaced():
   r = 1 / np.sqrt(1 + 1e-3)
   np.testing.assert_allclose(trained, (_X + 2) * r, rtol=1e-5)
   np.testing.assert_allclose(evaluated, _X * r**3, rtol=1e-5)
+  for layer in discovery.batch_norm_layers(model):
+    assert 'call' not in vars(layer)
 
 
 def test_inference_calls_are_replaced_on_request():
   model = _model()
   calls = []
   with batch_norm_calls.replaced(model, _plus_one(calls), in_inference=True):
-    model(_X, training=False)
-  assert calls == ['outer', 'inner']
-
-
-def test_calls_in_a_tf_function_are_replaced():
-  model = _model()
-  calls = []
-  with batch_norm_calls.replaced(model, _plus_one(calls)):
-    tf.function(lambda x: model(x, training=True)).get_concrete_function(
+    tf.function(lambda x: model(x, training=False)).get_concrete_function(
         tf.TensorSpec([None, 3])
     )
   assert calls == ['outer', 'inner']
-
-
-def test_calls_are_restored():
-  model = _model()
-  calls = []
-  with batch_norm_calls.replaced(model, _plus_one(calls)):
-    pass
-  model(_X, training=True)
-  assert not calls
-  for layer in discovery.batch_norm_layers(model):
-    assert 'call' not in vars(layer)
 
 
 def test_a_tensor_for_training_is_an_error():
@@ -86,3 +69,20 @@ def test_a_tensor_for_training_is_an_error():
     tf.function(call).get_concrete_function(
         tf.TensorSpec([None, 3]), tf.TensorSpec([], tf.bool)
     )
+
+
+def test_nested_contexts_restore_the_call_before():
+  layer = keras.layers.ReLU()
+  with batch_norm_calls.replaced_call(layer, lambda x: 2 * x):
+    doubling = layer.call
+    with (
+        pytest.raises(ZeroDivisionError),
+        batch_norm_calls.replaced_call(layer, lambda x: 3 * x),
+    ):
+      raise ZeroDivisionError
+    np.testing.assert_array_equal(layer(_X), 2 * _X)
+    with batch_norm_calls.replaced_call(layer, lambda x: doubling(x) + 1):
+      np.testing.assert_array_equal(layer(_X), 2 * _X + 1)
+    np.testing.assert_array_equal(layer(_X), 2 * _X)
+  np.testing.assert_array_equal(layer(_X), np.maximum(_X, 0))
+  assert 'call' not in vars(layer)

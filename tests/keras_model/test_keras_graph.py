@@ -11,18 +11,6 @@ def _names(model):
   return [call.layer.name for call in keras_graph.calls(model)]
 
 
-def test_a_chain():
-  model = keras.Sequential(
-      [
-          keras.Input((4,)),
-          _LAYERS.Dense(3, name='z'),
-          _LAYERS.ReLU(name='y'),
-          _LAYERS.Dense(2, name='x'),
-      ]
-  )
-  assert _names(model) == ['z', 'y', 'x']
-
-
 def _branches():
   inputs = [keras.Input((4,)), keras.Input((4,))]
   shared = _LAYERS.Dense(4, name='shared')

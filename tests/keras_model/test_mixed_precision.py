@@ -11,10 +11,8 @@ from tff_bn.keras_model import mixed_precision
 
 def test_loss_scale_changes_as_in_keras():
   bad, good = np.float32('nan'), np.float32(1.0)
-  steps = [bad, good, bad, *[good] * 2500, bad, *[good] * 2001, *[bad] * 20]
   optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0))
-  variable = keras.Variable(0.0)
-  optimizer.build([variable])
+  optimizer.build([keras.Variable(0.0)])
   apply = tf.function(lambda g: optimizer.apply([g]))
   after_step = tf.function(
       lambda scale, gradient: scale.after_step(
@@ -24,12 +22,21 @@ def test_loss_scale_changes_as_in_keras():
 
   scale = mixed_precision.LossScale.initial()
   ours, expected = [float(scale.scale)], [float(optimizer.dynamic_scale)]
-  for gradient in steps:
-    apply(tf.constant(gradient))
-    scale = after_step(scale, tf.constant([gradient]))
-    ours.append(float(scale.scale))
-    # Keras's scale approaches 0, by which gradients can't be divided.
-    expected.append(max(float(optimizer.dynamic_scale), 1.0))
+  # The numbers of finite steps before each part.
+  for good_steps, steps in (
+      (0, [bad, good, bad, good, good]),
+      (1997, [*[good] * 5, bad]),
+      (1998, [bad, *[good] * 3]),
+      (1999, [good, *[bad] * 20]),
+  ):
+    scale = scale._replace(good_steps=tf.constant(good_steps))
+    optimizer.step_counter.assign(good_steps)
+    for gradient in steps:
+      apply(tf.constant(gradient))
+      scale = after_step(scale, tf.constant([gradient]))
+      ours.append(float(scale.scale))
+      # Keras's scale approaches 0, by which gradients can't be divided.
+      expected.append(max(float(optimizer.dynamic_scale), 1.0))
 
   assert ours == expected
   assert ours[0] == 2**15 and ours[-1] == 1 and 2**14 in ours

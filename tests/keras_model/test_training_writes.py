@@ -110,7 +110,6 @@ _CASES = {
                 _LAYERS.Bidirectional(_LAYERS.GRU(3, return_sequences=True))
             ),
             _frozen(_LAYERS.TimeDistributed(_LAYERS.Dense(3))),
-            _frozen(_LAYERS.LSTM(2)),
             _LAYERS.Dense(2),
             shape=(5, 2),
         )(),

@@ -6,20 +6,6 @@ import tensorflow as tf
 
 from tff_bn.layers import batch_moments
 
-_SHAPES_AND_AXES = [
-    ([7], 0),
-    ([8, 3], -1),
-    ([8, 3], 0),
-    ([4, 7, 3], -1),
-    ([6, 3, 5], 1),
-    ([6, 5, 4, 3], -1),
-    ([6, 5, 4, 3], 3),
-    ([6, 3, 4, 5], 1),
-    ([6, 3, 4, 5], -3),
-    ([2, 3, 4, 5, 3], -1),
-    ([2, 3, 4, 5, 3], 1),
-]
-
 
 def _random(shape, seed=0):
   return np.random.default_rng(seed).normal(2, 3, shape)
@@ -40,8 +26,18 @@ def _reference(x, axis, weights=None):
   return [np.array(each) for each in zip(*results)]
 
 
-@pytest.mark.parametrize('compiled', [False, True])
-@pytest.mark.parametrize(('shape', 'axis'), _SHAPES_AND_AXES)
+@pytest.mark.parametrize(
+    ('shape', 'axis', 'compiled'),
+    [
+        ([7], 0, False),
+        ([8, 3], -1, False),
+        ([8, 3], 0, False),
+        ([4, 7, 3], -1, False),
+        ([6, 5, 4, 3], 3, True),
+        ([6, 3, 4, 5], -3, True),
+        ([2, 3, 4, 5, 3], 1, False),
+    ],
+)
 def test_equals_numpy(shape, axis, compiled):
   x = _random(shape)
   function = batch_moments.batch_moments
@@ -95,9 +91,13 @@ def test_excluded_values_may_be_anything():
     np.testing.assert_array_equal(found.variance, expected.variance)
 
 
-@pytest.mark.parametrize('compiled', [False, True])
 @pytest.mark.parametrize(
-    ('shape', 'axis'), [([50, 16, 16, 8], -1), ([64, 8, 40], 1), ([500, 8], -1)]
+    ('shape', 'axis', 'compiled'),
+    [
+        ([50, 16, 16, 8], -1, False),
+        ([50, 16, 16, 8], -1, True),
+        ([64, 8, 40], 1, True),
+    ],
 )
 def test_large_mean_does_not_cancel(shape, axis, compiled):
   x = np.random.default_rng(0).normal(1000, 0.1, shape).astype(np.float32)
@@ -122,10 +122,14 @@ def test_16_bit_inputs_are_computed_in_float32(dtype):
   np.testing.assert_allclose(found.variance, variance, rtol=1e-5)
 
 
-@pytest.mark.parametrize('compiled', [False, True])
 @pytest.mark.parametrize(
-    ('shape', 'axis'),
-    [([0, 3], -1), ([0, 4, 5, 3], -1), ([2, 0, 3], -1), ([0, 3, 2], 1)],
+    ('shape', 'axis', 'compiled'),
+    [
+        ([0, 3], -1, True),
+        ([0, 4, 5, 3], -1, False),
+        ([2, 0, 3], -1, False),
+        ([0, 3, 2], 1, False),
+    ],
 )
 def test_empty_batch_has_zeros(shape, axis, compiled):
   function = batch_moments.batch_moments
@@ -134,15 +138,6 @@ def test_empty_batch_has_zeros(shape, axis, compiled):
   found = function(tf.zeros(shape), axis)
   for each in found:
     np.testing.assert_array_equal(each, np.zeros(each.shape))
-
-
-def test_everything_masked_has_zeros():
-  for axis in (-1, 1):
-    found = batch_moments.batch_moments(
-        _random([4, 7, 3]), axis, np.zeros([4, 7])
-    )
-    for each in found:
-      np.testing.assert_array_equal(each, np.zeros(each.shape))
 
 
 def test_unknown_sizes():

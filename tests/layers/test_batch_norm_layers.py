@@ -33,24 +33,15 @@ _each_kind = pytest.mark.parametrize(
 )
 
 _LAYERS = {
-    'vectors': ([8, 3], dict()),
-    'first_axis': ([6, 3, 5], dict(axis=1)),
-    'images': ([6, 5, 4, 3], dict()),
+    'vectors': ([8, 3], dict(epsilon=0.3)),
+    'images': ([6, 5, 4, 3], dict(epsilon=1e-7)),
     'channels_first': ([6, 3, 4, 5], dict(axis=1)),
     'negative_axis': ([6, 3, 4, 5], dict(axis=-3)),
     'volumes': ([2, 3, 4, 5, 3], dict()),
     'no_scale': ([8, 3], dict(scale=False)),
     'no_shift': ([6, 5, 4, 3], dict(center=False)),
-    'neither': ([8, 3], dict(center=False, scale=False)),
-    'epsilon': ([8, 3], dict(epsilon=0.3)),
-    'small_epsilon': ([6, 5, 4, 3], dict(epsilon=1e-7)),
     'one_value': ([1, 3], dict()),
     'synchronized': ([6, 5, 4, 3], dict(synchronized=True)),
-}
-_LIMITS = {
-    'clipped': ([8, 3], dict(r_max=1.1, d_max=0.1)),
-    'batch_only': ([6, 5, 4, 3], dict(r_max=1, d_max=0)),
-    'unclipped': ([8, 3], dict(r_max=1e6, d_max=1e6)),
 }
 _CASES = {
     **{
@@ -58,7 +49,9 @@ _CASES = {
         for kind in _KINDS
         for name, case in _LAYERS.items()
     },
-    **{name: (BatchRenormalization, *case) for name, case in _LIMITS.items()},
+    'clipped': (BatchRenormalization, [8, 3], dict(r_max=1.1, d_max=0.1)),
+    'batch_only': (BatchRenormalization, [6, 4, 3], dict(r_max=1, d_max=0)),
+    'unclipped': (BatchRenormalization, [8, 3], dict(r_max=1e6, d_max=1e6)),
 }
 _parametrize = pytest.mark.parametrize(
     ('kind', 'shape', 'arguments'), _CASES.values(), ids=_CASES
@@ -118,14 +111,16 @@ def _check(layer, x, dy, mask=None, tolerance=1e-12, compiled=False):
 @_parametrize
 def test_steps_equal_numpy(kind, shape, arguments):
   layer = _layer(kind, shape, dtype='float64', **arguments)
-  for seed in range(3):
+  # The second step begins with the statistics after the first one.
+  for seed in range(2):
     x, dy = (random_values.inputs(shape, s) for s in (seed, seed + 5))
     _check(layer, x, dy)
 
 
-@_parametrize
-def test_float32_equals_numpy(kind, shape, arguments):
-  layer = _layer(kind, shape, **arguments)
+@_each_kind
+@pytest.mark.parametrize('shape', [[8, 3], [6, 5, 4, 3]])
+def test_float32_equals_numpy(kind, shape):
+  layer = _layer(kind, shape)
   x, dy = (random_values.inputs(shape, seed).astype('f') for seed in (0, 5))
   is_exact = kind is FederatedBatchNormalization
   _check(layer, x, dy, tolerance=2e-5 if is_exact else 2e-4)
@@ -145,27 +140,11 @@ def test_float32_equals_numpy(kind, shape, arguments):
 )
 def test_masks_equal_numpy(kind, shape, mask_shape, arguments):
   layer = _layer(kind, shape, dtype='float64', **arguments)
-  for seed in range(3):
-    mask = np.random.default_rng(seed).integers(0, 2, mask_shape).astype(bool)
-    x, dy = (random_values.inputs(shape, s) for s in (seed, seed + 5))
-    _check(layer, x, dy, mask, compiled=seed == 2)
-
-
-@_each_kind
-def test_excluded_values_do_not_matter(kind):
-  x = random_values.inputs([6, 3])
-  mask = np.array([1, 1, 1, 0, 1, 0], bool)
-  changed = x.copy()
-  changed[3], changed[5] = np.nan, 1e300
-  outputs, weights = [], []
-  for each in (x, changed):
-    layer = _layer(kind, [6, 3], dtype='float64')
-    output = layer(each, training=True, mask=tf.constant(mask))
-    outputs.append(output.numpy()[mask])
-    weights.append(layer.get_weights())
-  np.testing.assert_array_equal(*outputs)
-  for a, b in zip(*weights, strict=True):
-    np.testing.assert_array_equal(a, b)
+  mask = np.random.default_rng(0).integers(0, 2, mask_shape).astype(bool)
+  x, dy = (random_values.inputs(shape, seed) for seed in (0, 5))
+  # XLA takes a second to compile.
+  for compiled in (False, True)[: 1 + (mask_shape == [4, 7])]:
+    _check(layer, x, dy, mask, compiled=compiled)
 
 
 @_each_kind
@@ -186,12 +165,19 @@ def test_mask_of_a_masking_layer_is_used(kind):
     np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'float64'])
-@_parametrize
-def test_inference_and_frozen_layers_equal_keras(kind, shape, arguments, dtype):
+@_each_kind
+@pytest.mark.parametrize(
+    ('arguments', 'dtype'),
+    [
+        (dict(), 'float32'),
+        (dict(axis=1, epsilon=0.3, center=False), 'float64'),
+        (dict(scale=False), 'float64'),
+    ],
+)
+def test_inference_and_frozen_layers_equal_keras(kind, arguments, dtype):
+  shape = [6, 3, 4, 5]
   ours = _layer(kind, shape, dtype=dtype, **arguments)
-  others = {k: v for k, v in arguments.items() if k not in ('r_max', 'd_max')}
-  theirs = KerasLayer(dtype=dtype, **others)
+  theirs = KerasLayer(dtype=dtype, **arguments)
   theirs.build([None, *shape[1:]])
   for variable in theirs.weights:
     variable.assign(getattr(ours, variable.name))
@@ -207,8 +193,10 @@ def test_inference_and_frozen_layers_equal_keras(kind, shape, arguments, dtype):
   assert not ours.trainable_weights
 
 
-@_each_kind
-@pytest.mark.parametrize('compiled', [False, True])
+@pytest.mark.parametrize(
+    ('kind', 'compiled'),
+    [*((kind, False) for kind in _KINDS), (BatchRenormalization, True)],
+)
 def test_batches_without_values_use_and_keep_the_statistics(kind, compiled):
   layer = _layer(kind, [4, 7, 3], dtype='float64')
   before = layer.get_weights()
@@ -242,11 +230,11 @@ def test_mask_of_another_rank_is_an_error(kind):
 
 @_each_kind
 @pytest.mark.parametrize('policy', ['mixed_float16', 'mixed_bfloat16'])
-@pytest.mark.parametrize('shape', [[8, 3], [6, 5, 4, 3]])
-def test_mixed_precision(kind, policy, shape):
+def test_mixed_precision(kind, policy):
+  shape = [6, 5, 4, 3]
   layer = _layer(kind, shape, dtype=policy)
   layer.moving_mean.assign([100.0] * 3)
-  for seed in range(3):
+  for seed in range(2):
     x = tf.cast(100 + random_values.inputs(shape, seed), layer.compute_dtype)
     reference = batch_norm_references.reference(
         layer, tf.cast(x, tf.float64).numpy()
@@ -330,6 +318,7 @@ def test_arguments_configuration_and_weights_equal_keras(kind):
         assert found.name == wanted.name
         np.testing.assert_array_equal(found, wanted)
   assert kind(1).axis == 1
+  assert layers.batch_norm_layers(keras.Sequential([layer])) == [layer]
 
 
 @_each_kind
@@ -337,26 +326,14 @@ def test_arguments_configuration_and_weights_equal_keras(kind):
     ('arguments', 'message'),
     [
         (dict(renorm=True), 'renorm=True .* {name}.* leave it out'),
-        (dict(axis=[1]), r'axis=\[1\] must be one integer'),
         (dict(axis=(1, 2)), r'axis=\(1, 2\) must be one integer'),
         (dict(axis=1.0), r'axis=1\.0 must be one integer'),
-        (dict(axis=None), 'axis=None must be one integer'),
         (dict(fused=True), "Unrecognized keyword .*'fused'"),
-        (dict(virtual_batch_size=2), "Unrecognized .*'virtual_batch_size'"),
     ],
 )
 def test_wrong_arguments(kind, arguments, message):
   with pytest.raises(ValueError, match=message.format(name=kind.__name__)):
     kind(**arguments)
-
-
-@_each_kind
-def test_is_a_registered_batch_norm_layer(kind):
-  layer = kind()
-  name = keras.saving.get_registered_name(kind)
-  assert name == f'tff_bn>{kind.__name__}'
-  assert layers.is_batch_norm(layer)
-  assert layers.batch_norm_layers(keras.Sequential([layer])) == [layer]
 
 
 # All in one process, for the import takes seconds.
@@ -435,11 +412,7 @@ _DISTRIBUTED = """
         (layers.BatchRenormalization, True),
         (layers.HybridBatchNormalization, True),
     ):
-      for sizes, axis, is_masked in (
-          ((5, 3), 1, False),
-          ((4, 0), -1, True),
-          ((0, 0), -1, False),
-      ):
+      for sizes, axis, is_masked in (((5, 3), 1, False), ((4, 0), -1, True)):
         check_replicas(
             lambda: kind(
                 axis, 0.75, dtype='float64', synchronized=is_synchronized
@@ -447,30 +420,6 @@ _DISTRIBUTED = """
             sizes,
             is_masked,
         )
-
-    # Keras's own loop: batches of 8, the last one has 3 examples.
-    def build():
-      keras.utils.set_random_seed(0)
-      model = keras.Sequential([
-          keras.Input((6, 6, 1)),
-          keras.layers.Conv2D(4, 3),
-          layers.FederatedBatchNormalization(momentum=0.5),
-          keras.layers.Flatten(),
-          keras.layers.Dense(1),
-      ])
-      model.compile(keras.optimizers.SGD(0.01), 'mse')
-      return model
-
-    with strategy.scope():
-      model = build()
-    alone = build()
-    x = rng.normal(3, 2, (19, 6, 6, 1)).astype(np.float32)
-    y = rng.normal(size=(19, 1)).astype(np.float32)
-    for each in (model, alone):
-      each.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-    for found, wanted in zip(model.get_weights(), alone.get_weights()):
-      np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5)
-    model.save('model.keras')
     print('done')
 """
 

@@ -69,8 +69,11 @@ def test_finds_layers_in_nested_models_wrappers_and_attributes():
   x = Block()(x)
   model = keras.Model(inputs, x)
 
+  everything = layers.all_layers(model)
+  assert everything[0] is model
+  assert len(set(everything)) == len(everything)
+  assert {shared, inner, *inner.layers} < set(everything)
   found = layers.batch_norm_layers(model)
-
   assert sorted(layer.name for layer in found) == [
       'in_dict',
       'in_list',
@@ -84,37 +87,7 @@ def test_finds_layers_in_nested_models_wrappers_and_attributes():
 
 def test_single_layer():
   layer = keras_layers.BatchNormalization()
-  assert layers.batch_norm_layers(layer) == [layer]
-
-
-def test_all_layers_of_a_model():
-  shared = keras_layers.Dense(2, name='shared')
-
-  class Pair(keras_layers.Layer):
-
-    def __init__(self):
-      super().__init__(name='pair')
-      self.layers_by_name = {'first': [shared]}
-      self.own = keras_layers.ReLU(name='own')
-
-    def call(self, x):
-      return self.own(self.layers_by_name['first'][0](x))
-
-  inner = keras.Sequential([keras.Input((2,), name='in'), shared], name='inner')
-  inputs = keras.Input((2,), name='inputs')
-  model = keras.Model(inputs, Pair()(inner(shared(inputs))), name='model')
-  found = layers.all_layers(model)
-  assert found[0] is model
-  assert sorted(layer.name for layer in found) == [
-      'in',
-      'inner',
-      'inputs',
-      'model',
-      'own',
-      'pair',
-      'shared',
-  ]
-  assert layers.all_layers(shared) == [shared]
+  assert layers.batch_norm_layers(layer) == layers.all_layers(layer) == [layer]
 
 
 def test_keras_2_is_an_error(monkeypatch):

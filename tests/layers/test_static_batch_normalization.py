@@ -32,24 +32,23 @@ def _gradients(layer, x, dy, **arguments):
   return output, *tape.gradient(target, [x, layer.gamma, layer.beta])
 
 
-@pytest.mark.parametrize('training', [None, False, True])
 @pytest.mark.parametrize(
     ('shape', 'arguments'),
     [
         ([8, 3], {}),
-        ([6, 5, 4, 3], {}),
         ([6, 3, 4, 5], dict(axis=1)),
         ([6, 3, 4, 5], dict(axis=-3, epsilon=0.3)),
         ([1, 3], {}),
     ],
 )
-def test_always_equals_keras_in_training(shape, arguments, training):
+def test_always_equals_keras_in_training(shape, arguments):
   ours, theirs = _pair(shape, **arguments)
   x, dy = (random_values.inputs(shape, seed) for seed in (0, 5))
   found = _gradients(ours, x, dy)
-  # The model casts its inputs to float32.
-  in_model = keras.Sequential([ours])(x, training=training)
-  np.testing.assert_allclose(in_model, found[0], rtol=1e-5, atol=1e-5)
+  for training in (False, True):
+    # The model casts its inputs to float32.
+    in_model = keras.Sequential([ours])(x, training=training)
+    np.testing.assert_allclose(in_model, found[0], rtol=1e-5, atol=1e-5)
   expected = _gradients(theirs, x, dy, training=True)
   for a, b in zip(found, expected, strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)

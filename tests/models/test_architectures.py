@@ -2,8 +2,6 @@
 
 import collections
 import functools
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -18,7 +16,7 @@ from tff_bn.keras_model import keras_graph
 SHAPES = {
     'small_cnn': (8, 8, 1),
     'mlp3': (28, 28, 1),
-    'digits_cnn': (8, 8, 1),
+    'digits_cnn': (28, 28, 3),
     'fbn_cnn': (32, 32, 3),
     'resnet20': (32, 32, 3),
     'mlp4': (28, 28, 1),
@@ -27,31 +25,13 @@ SHAPES = {
     'vgg13': (32, 32, 3),
     'resnet20_wide': (32, 32, 3),
     'fedbn_two_layer': (10,),
-    'alexnet_bn': (95, 95, 3),
+    'alexnet_bn': (256, 256, 3),
     'abide_mlp': (5995,),
 }
+_CNNS = ('small_cnn', 'fbn_cnn')
 # A model of each kind: the others are made by the same functions.
 _DIFFERENT = ('small_cnn', 'mlp3', 'fbn_cnn', 'resnet20', 'vgg9')
-_each_model = pytest.mark.parametrize(
-    'name',
-    [
-        name
-        if name in _DIFFERENT
-        else pytest.param(name, marks=pytest.mark.slow)
-        for name in models.MODELS
-    ],
-)
-_some_models = pytest.mark.parametrize(
-    'name',
-    [
-        'small_cnn',
-        'resnet20',
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ('mlp3', 'fbn_cnn', 'vgg9')
-        ),
-    ],
-)
+_some_models = pytest.mark.parametrize('name', ['small_cnn', 'resnet20'])
 
 
 def build(name, normalization='batch', input_shape=None, num_classes=10):
@@ -60,22 +40,13 @@ def build(name, normalization='batch', input_shape=None, num_classes=10):
 
 @functools.cache
 def _build(name, normalization, input_shape, num_classes):
-  return models.build_model_fn(name, input_shape, num_classes, normalization)()
-
-
-def num_values(variables):
-  return sum(int(np.prod(variable.shape)) for variable in variables)
+  # `build_model_fn` would build it twice.
+  return catalog.MODELS[name].load()(input_shape, num_classes, normalization)
 
 
 def num_layers(model):
   """Counts the layers by class name."""
   return collections.Counter(type(layer).__name__ for layer in model.layers)
-
-
-def order_of(model, *kinds):
-  """Returns the class names of the layers of `kinds`, in the model's order."""
-  found = [type(layer).__name__ for layer in model.layers]
-  return [name for name in found if name in kinds]
 
 
 class TestEveryModel:
@@ -84,9 +55,9 @@ class TestEveryModel:
       ('name', 'normalization', 'kind'),
       [
           *((n, 'batch', 'BatchNormalization') for n in models.MODELS),
-          *((n, 'none', None) for n in models.MODELS),
-          *((n, 'layer', 'LayerNormalization') for n in _DIFFERENT),
-          *((n, 'group2', 'GroupNormalization') for n in _DIFFERENT),
+          *((n, 'none', None) for n in _DIFFERENT),
+          *((n, 'layer', 'LayerNormalization') for n in _CNNS),
+          *((n, 'group2', 'GroupNormalization') for n in _CNNS),
       ],
   )
   def test_has_the_normalization_after_each_layer_but_the_last(
@@ -120,59 +91,22 @@ class TestEveryModel:
     weighted = expected[name] + not_normalized
     assert found['Conv2D'] + found['Dense'] == weighted + 1
     assert found['ReLU'] == weighted
+    assert model.name == name
+    assert len({layer.name for layer in model.layers}) == len(model.layers)
+    assert model.output_shape == (None, 10)
+    assert model.layers[-1].activation is keras.activations.linear
     for layer in model.layers:
+      # A saved model opens without this package.
+      assert type(layer).__module__.startswith('keras.')
+      if isinstance(layer, keras.layers.BatchNormalization):
+        assert (layer.momentum, layer.epsilon) == (0.9, 1e-5)
       # A bias before a normalization would be one parameter too many.
       if isinstance(layer, (keras.layers.Conv2D, keras.layers.Dense)):
         assert layer.use_bias == (
             kind is None or layer.name == 'logits' or name == 'fbn_cnn'
         )
 
-  @pytest.mark.parametrize('name', models.MODELS)
-  def test_batch_normalization_has_the_papers_constants(self, name):
-    for layer in build(name).layers:
-      if isinstance(layer, keras.layers.BatchNormalization):
-        assert layer.momentum == 0.9
-        assert layer.epsilon == 1e-5
-
-  @pytest.mark.slow
-  def test_saved_models_give_the_same_predictions_without_this_package(
-      self, tmp_path
-  ):
-    rng = np.random.default_rng(0)
-    expected = {}
-    for name, normalization in [
-        *((name, 'batch') for name in _DIFFERENT),
-        ('small_cnn', 'none'),
-        ('small_cnn', 'group2'),
-    ]:
-      # Not one of the cached models: this test changes it.
-      model = models.build_model_fn(name, SHAPES[name], 10, normalization)()
-      for variable in model.non_trainable_variables:
-        variable.assign(rng.uniform(0.5, 1.5, variable.shape))
-      x = rng.uniform(size=(3, *SHAPES[name])).astype(np.float32)
-      key = f'{name}-{normalization}'
-      model.save(tmp_path / f'{key}.keras')
-      np.save(tmp_path / f'{key}.x.npy', x)
-      expected[key] = model(x, training=False)
-    code = f"""
-import pathlib
-import sys
-import keras
-import numpy as np
-for path in pathlib.Path({str(tmp_path)!r}).glob('*.keras'):
-  model = keras.models.load_model(path)
-  x = np.load(path.with_suffix('.x.npy'))
-  np.save(path.with_suffix('.y.npy'), model(x, training=False))
-assert not any(name.startswith('tff_bn') for name in sys.modules)
-"""
-    subprocess.run([sys.executable, '-c', code], check=True)
-    assert len(expected) == len(_DIFFERENT) + 2
-    for key, outputs in expected.items():
-      np.testing.assert_allclose(
-          np.load(tmp_path / f'{key}.y.npy'), outputs, rtol=1e-5, atol=1e-5
-      )
-
-  @_each_model
+  @_some_models
   def test_builds_with_the_same_seed_are_equal(self, name):
     model_fn = models.build_model_fn(name, SHAPES[name], 10)
     builds = []
@@ -180,24 +114,13 @@ assert not any(name.startswith('tff_bn') for name in sys.modules)
       keras.utils.set_random_seed(seed)
       builds.append(model_fn())
     first, second = builds
-    in_order = [layer.name for layer in first.layers]
-    assert in_order == [layer.name for layer in second.layers]
-    assert len(set(in_order)) == len(in_order)
-    assert first.name == second.name == name
+    names = [[layer.name for layer in model.layers] for model in builds]
+    assert names[0] == names[1]
     kernels = [model.get_weights()[0] for model in (*builds, build(name))]
     np.testing.assert_array_equal(kernels[0], kernels[1])
     assert (kernels[0] != kernels[2]).any()
     for a, b in zip(first.weights, second.weights, strict=True):
       np.testing.assert_array_equal(a, b)
-
-  @pytest.mark.parametrize('name', models.MODELS)
-  def test_output_is_logits(self, name):
-    model = build(name)
-    # A saved model opens without this package.
-    for layer in model.layers:
-      assert type(layer).__module__.startswith('keras.')
-    assert model.output_shape == (None, 10)
-    assert model.layers[-1].activation is keras.activations.linear
 
 
 class TestAlternatives:
@@ -210,7 +133,7 @@ class TestAlternatives:
           ('static_batch', layers.StaticBatchNormalization),
       ],
   )
-  @pytest.mark.parametrize('name', _DIFFERENT)
+  @pytest.mark.parametrize('name', _CNNS)
   def test_normalization_layers(self, name, normalization, kind):
     model, expected = build(name, normalization), build(name)
     names = [x.name for x in expected.layers]
@@ -257,24 +180,25 @@ class TestAlternatives:
         np.linalg.norm(features, axis=1), np.full(3, size**0.5), rtol=1e-5
     )
 
-  @pytest.mark.parametrize(
-      'name', [n for n in models.MODELS if n not in catalog.FIXUP_MODELS]
-  )
-  def test_fixup_is_only_for_residual_networks(self, name):
-    with pytest.raises(
-        ValueError,
-        match=f'=fixup is impossible with model={name}; .*'
-        'model=resnet20 or resnet20_wide',
-    ):
-      models.build_model_fn(name, SHAPES[name], 10, 'fixup')
+  def test_fixup_is_only_for_residual_networks(self):
+    for name in models.MODELS.keys() - set(catalog.FIXUP_MODELS):
+      with pytest.raises(
+          ValueError,
+          match=f'=fixup is impossible with model={name}; .*'
+          'model=resnet20 or resnet20_wide',
+      ):
+        models.build_model_fn(name, SHAPES[name], 10, 'fixup')
 
-  @pytest.mark.parametrize('name', ['small_cnn', 'mlp3', 'resnet20'])
   @pytest.mark.parametrize(
-      'normalization',
-      [n for n in models.NORMALIZATIONS if n != 'fixup'],
+      ('name', 'normalization'),
+      [
+          *(('small_cnn', n) for n in models.NORMALIZATIONS if n != 'fixup'),
+          ('resnet20', 'batch'),
+      ],
   )
   def test_all_weights_get_a_gradient(self, name, normalization):
-    model = models.build_model_fn(name, SHAPES[name], 10, normalization)()
+    # Not one of the cached models: its statistics change.
+    model = _build.__wrapped__(name, normalization, SHAPES[name], 10)
     x = np.random.default_rng(0).normal(size=(8, *SHAPES[name])).astype('f')
     with tf.GradientTape() as tape:
       loss = tf.reduce_mean(model(x, training=True) ** 2)
@@ -290,91 +214,81 @@ _POOL = ['MaxPooling2D']
 
 
 @pytest.mark.parametrize(
-    ('name', 'input_shape', 'kernels', 'order', 'expected'),
+    ('name', 'normalization', 'expected'),
+    [
+        ('small_cnn', 'batch', 14_618),
+        ('mlp3', 'batch', 23_950),
+        ('fedbn_two_layer', 'batch', 2_410),
+        ('abide_mlp', 'batch', 96_474),
+        ('fbn_cnn', 'batch', 1_311_690),
+        ('digits_cnn', 'batch', 14_222_026),
+        ('alexnet_bn', 'batch', 57_072_842),
+        ('resnet20', 'batch', 271_098),
+        ('resnet20', 'group2', 269_722),
+        # Kernels and the last bias, 4 biases and a multiplier in each of 9
+        # blocks, and 2 more biases.
+        ('resnet20', 'fixup', 269_722 - 2 * 688 + 9 * 5 + 2),
+        ('resnet20_wide', 'batch', 4_291_530),
+        ('mlp4', 'batch', 2_922_506),
+        # FedMA's paper has the same number.
+        ('vgg9', 'none', 3_491_530),
+        ('vgg9', 'batch', 3_497_194),
+        ('vgg11', 'batch', 9_233_866),
+        ('vgg13', 'batch', 9_418_954),
+    ],
+)
+def test_number_of_values(name, normalization, expected):
+  assert build(name, normalization).count_params() == expected
+
+
+@pytest.mark.parametrize(
+    ('name', 'kernels', 'order'),
     [
         (
             'small_cnn',
-            (8, 8, 1),
             [(3, 3, 1, 16), (3, 3, 16, 32), (3, 3, 32, 32), (32, 10)],
             (_CONVOLUTION + _POOL) * 2 + _CONVOLUTION + ['Dense'],
-            14_618,
         ),
         # FedTAN, section 6.
-        (
-            'mlp3',
-            (28, 28, 1),
-            [(784, 30), (30, 10)],
-            [*_DENSE, 'Dense'],
-            23_950,
-        ),
-        ('mlp3', (5,), [(5, 30), (30, 10)], [*_DENSE, 'Dense'], 580),
+        ('mlp3', [(784, 30), (30, 10)], [*_DENSE, 'Dense']),
         # FedBN, section 5.
-        (
-            'fedbn_two_layer',
-            (10,),
-            [(10, 100), (100, 10)],
-            [*_DENSE, 'Dense'],
-            2_410,
-        ),
+        ('fedbn_two_layer', [(10, 100), (100, 10)], [*_DENSE, 'Dense']),
         # FedBN, section 5.2.
-        (
-            'abide_mlp',
-            (5995,),
-            [(5995, 16), (16, 16), (16, 10)],
-            [*_DENSE * 2, 'Dense'],
-            96_474,
-        ),
+        ('abide_mlp', [(5995, 16), (16, 16), (16, 10)], [*_DENSE * 2, 'Dense']),
         # FBN, table 1.
         (
             'fbn_cnn',
-            (32, 32, 3),
             [(3, 3, 3, 64), (3, 3, 64, 64), (3, 3, 64, 128), (3, 3, 128, 128)]
             + [(8192, 128), (128, 10)],
             (_FBN_BLOCK + _POOL + ['Dropout']) * 2 + ['Dense', 'ReLU', 'Dense'],
-            1_311_690,
         ),
         # FedBN, table 3.
         (
             'digits_cnn',
-            (28, 28, 3),
             [(5, 5, 3, 64), (5, 5, 64, 64), (5, 5, 64, 128)]
             + [(6272, 2048), (2048, 512), (512, 10)],
             (_CONVOLUTION + _POOL) * 2 + _CONVOLUTION + _DENSE * 2 + ['Dense'],
-            14_222_026,
         ),
         # FedBN, table 9.
         (
             'alexnet_bn',
-            (95, 95, 3),
             [(11, 11, 3, 64), (5, 5, 64, 192), (3, 3, 192, 384)]
             + [(3, 3, 384, 256), (3, 3, 256, 256)]
             + [(9216, 4096), (4096, 4096), (4096, 10)],
             (_CONVOLUTION + _POOL) * 2
-            + _CONVOLUTION * 3
-            + _POOL
-            + _DENSE * 2
-            + ['Dense'],
-            57_072_842,
+            + (_CONVOLUTION * 3 + _POOL + _DENSE * 2 + ['Dense']),
         ),
     ],
 )
-def test_kernels_and_order_of_layers(
-    name, input_shape, kernels, order, expected
-):
-  model = build(name, input_shape=input_shape)
+def test_kernels_and_order_of_layers(name, kernels, order):
+  model = build(name)
   weighted = [layer for layer in model.layers if hasattr(layer, 'kernel')]
   assert [tuple(layer.kernel.shape) for layer in weighted] == kernels
   kinds = {*_CONVOLUTION, *_DENSE, *_POOL, 'Dropout'}
-  assert order_of(model, *kinds) == order
-  assert model.count_params() == expected
+  found = [type(layer).__name__ for layer in model.layers]
+  assert [kind for kind in found if kind in kinds] == order
   if name == 'fbn_cnn':
     assert {x.rate for x in model.layers if hasattr(x, 'rate')} == {0.25}
-
-
-@pytest.mark.parametrize('size', [(8, 8), (9, 13), (32, 32)])
-def test_small_cnn_takes_images_from_8x8_pixels_on(size):
-  model = build('small_cnn', input_shape=(*size, 3), num_classes=4)
-  assert model(np.zeros((2, *size, 3), np.float32)).shape == (2, 4)
 
 
 def test_hidden_weights_of_fedbn_two_layer_are_normal():
@@ -386,27 +300,12 @@ def test_hidden_weights_of_fedbn_two_layer_are_normal():
 
 class TestResnet20:
 
-  def test_values(self):
+  def test_stages(self):
     model = build('resnet20')
-    assert model.count_params() == 271_098
-    assert num_values(model.trainable_variables) == 269_722
-    statistics = model.non_trainable_variables
-    assert num_values(statistics) == 1_376
-    assert len(statistics) == 2 * 19
-
-  def test_values_with_group_normalization(self):
-    assert build('resnet20', 'group2').count_params() == 269_722
-
-  def test_layers(self):
-    found = num_layers(build('resnet20'))
-    assert found['Conv2D'] == 19
-    assert found['BatchNormalization'] == 19
+    found = num_layers(model)
     assert found['Add'] == 9
     # Two shortcuts, and before the two strided convolutions.
     assert found['ZeroPadding2D'] == 4
-
-  def test_stages_halve_the_image(self):
-    model = build('resnet20')
     shapes = [
         layer.output.shape[1:]
         for layer in model.layers
@@ -414,7 +313,7 @@ class TestResnet20:
     ]
     assert shapes == [(32, 32, 16)] * 3 + [(16, 16, 32)] * 3 + [(8, 8, 64)] * 3
 
-  @pytest.mark.parametrize('stage,size', [(2, 32), (3, 32), (2, 9)])
+  @pytest.mark.parametrize('stage,size', [(3, 32), (2, 9)])
   def test_shortcut_takes_every_other_pixel_and_pads_with_zero_channels(
       self, stage, size
   ):
@@ -448,7 +347,7 @@ class TestResnet20:
 
   @pytest.mark.parametrize('size', [32, 9])
   def test_strided_kernels_are_centered_at_pixels_of_the_shortcut(self, size):
-    model = models.build_model_fn('resnet20', (size, size, 3), 10)()
+    model = build('resnet20', input_shape=(size, size, 3), num_classes=2)
     convolution = model.get_layer('stage_2_block_1_1_conv')
     before = model.get_layer('stage_1_block_3_relu_2').output
     outputs = keras.Model(model.input, [before, convolution.output])
@@ -478,14 +377,8 @@ class TestResnet20:
 class TestFixup:
   """ResNet-20 with Fixup initialization, section 3 of its paper."""
 
-  def test_values(self):
-    # Kernels and the last bias, 4 biases and a multiplier in each of 9 blocks,
-    # and 2 more biases.
-    kernels = 269_722 - 2 * 688
-    assert build('resnet20', 'fixup').count_params() == kernels + 9 * 5 + 2
-
   def test_branches_and_logits_start_at_zero(self):
-    model = models.build_model_fn('resnet20', (32, 32, 3), 10, 'fixup')()
+    model = build('resnet20', 'fixup')
     x = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype('f')
     np.testing.assert_array_equal(model(x), np.zeros((2, 10)))
     for stage in (1, 2, 3):
@@ -524,30 +417,12 @@ class TestFixup:
         x.use_bias for x in model.layers if isinstance(x, keras.layers.Conv2D)
     )
 
-  def test_it_learns(self):
-    keras.utils.set_random_seed(0)
-    model = models.build_model_fn('resnet20', (8, 8, 1), 2, 'fixup')()
-    rng = np.random.default_rng(0)
-    y = np.arange(32) % 2
-    x = (rng.normal(size=(32, 8, 8, 1)) + 2 * y[:, None, None, None]).astype(
-        'f'
-    )
-    model.compile(
-        keras.optimizers.SGD(0.1),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
-    losses = model.fit(x, y, batch_size=32, epochs=15, verbose=0).history[
-        'loss'
-    ]
-    assert losses[0] == pytest.approx(np.log(2), abs=1e-6)
-    assert losses[-1] < 0.3
-
 
 class TestAlexnet:
   """Table 9 of the FedBN paper."""
 
   def test_sizes(self):
-    model = build('alexnet_bn', input_shape=(256, 256, 3))
+    model = build('alexnet_bn')
     # In PyTorch, whose padding is symmetric.
     assert [
         x.output.shape[1]
@@ -563,14 +438,14 @@ class TestAlexnet:
     kernel[2, 2, 0, 0] = 1
     try:
       convolution.kernel.assign(kernel)
-      x = np.random.default_rng(0).normal(size=(1, 95, 95, 3)).astype('f')
+      x = np.random.default_rng(0).normal(size=(1, 256, 256, 3)).astype('f')
       found = keras.Model(model.input, convolution.output)(x)
     finally:
       convolution.kernel.assign(before)
     # Two pixels of padding: offset 2 of the kernel is the pixel itself.
-    np.testing.assert_array_equal(found[0, :, :, 0], x[0, :92:4, :92:4, 0])
+    np.testing.assert_array_equal(found[0, :, :, 0], x[0, :252:4, :252:4, 0])
 
-  @pytest.mark.parametrize('size', [2, 4, 6, 7, 13])
+  @pytest.mark.parametrize('size', [2, 6, 7, 13])
   def test_pooling_of_the_last_map(self, size):
     """As PyTorch's AdaptiveAvgPool2d: means over windows that may overlap."""
     pool = build('alexnet_bn').get_layer('mean')
@@ -588,27 +463,6 @@ class TestAlexnet:
 
 class TestFedPanModels:
   """Appendix B of the FedPAN paper."""
-
-  @pytest.mark.parametrize(
-      ('name', 'with_batch', 'without'),
-      [
-          ('mlp4', 2_922_506, 2_913_290),
-          # FedMA's paper has the same number without normalization.
-          ('vgg9', 3_497_194, 3_491_530),
-          ('vgg11', 9_233_866, 9_225_610),
-          ('vgg13', 9_418_954, 9_410_122),
-      ],
-  )
-  def test_values(self, name, with_batch, without):
-    assert build(name).count_params() == with_batch
-    assert build(name, 'none').count_params() == without
-
-  def test_values_of_resnet20_wide(self):
-    model = build('resnet20_wide')
-    assert model.count_params() == 4_291_530
-    assert num_values(model.trainable_variables) == 4_286_026
-    assert num_values(model.non_trainable_variables) == 5_504
-    assert num_layers(model)['ZeroPadding2D'] == 4
 
   @pytest.mark.parametrize(
       ('name', 'channels', 'dense'),
@@ -632,7 +486,7 @@ class TestFedPanModels:
       ],
   )
   def test_vgg(self, name, channels, dense):
-    model = build(name, 'none')
+    model = build(name)
     found = []
     for layer in model.layers:
       if isinstance(layer, keras.layers.Conv2D):
@@ -649,20 +503,5 @@ class TestFedPanModels:
         if isinstance(layer, keras.layers.Dense)
     ] == dense
 
-  @pytest.mark.parametrize('name', ['vgg9', 'vgg11', 'vgg13'])
-  def test_vgg_on_small_images(self, name):
-    assert build(name, input_shape=(8, 8, 1)).output_shape == (None, 10)
-
-  @pytest.mark.parametrize(
-      ('name', 'groups'),
-      [('mlp4', 1), ('vgg9', 32), ('vgg13', 8), ('resnet20_wide', 2)],
-  )
-  def test_group_normalization(self, name, groups):
-    model = build(name, f'group{groups}')
-    assert {
-        layer.groups
-        for layer in model.layers
-        if isinstance(layer, keras.layers.GroupNormalization)
-    } == {groups}
-    x = np.random.default_rng(0).normal(size=(2, *SHAPES[name]))
-    assert np.all(np.isfinite(model(x.astype(np.float32))))
+  def test_vgg_on_small_images(self):
+    assert build('vgg11', input_shape=(8, 8, 1)).output_shape == (None, 10)

@@ -19,19 +19,10 @@ def _features(model, x):
   return features.value.numpy(), logits.numpy()
 
 
-@pytest.mark.parametrize(
-    'name',
-    [
-        name
-        if name in ('small_cnn', 'mlp3', 'fbn_cnn', 'resnet20', 'vgg9')
-        else pytest.param(name, marks=pytest.mark.slow)
-        for name in models.MODELS
-    ],
-)
-def test_every_model(name):
-  shape = (95, 95, 3) if name == 'alexnet_bn' else _SHAPE
-  plain = models.build_model_fn(name, shape, 10)()
-  model = models.build_model_fn(name, shape, 10, moon_projection=7)()
+@pytest.mark.parametrize('name', ['mlp3', 'small_cnn'])
+def test_models_by_name(name):
+  plain = models.build_model_fn(name, _SHAPE, 10)()
+  model = models.build_model_fn(name, _SHAPE, 10, moon_projection=7)()
   last = plain.layers[-1]
   num_features = last.kernel.shape[0]
   more = num_features * (num_features + 1) + (num_features + 1) * 7 + 8 * 10

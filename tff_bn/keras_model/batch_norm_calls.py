@@ -1,4 +1,4 @@
-"""Replaces the training calls of a model's batch normalization layers."""
+"""Replaces calls of layers, such as training calls of batch normalization."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -7,7 +7,6 @@ from typing import Any, Optional
 import keras
 import tensorflow as tf
 
-from tff_bn.keras_model import layer_calls
 from tff_bn.layers import discovery
 
 # Computes the output of a batch normalization layer in training, from the
@@ -15,6 +14,29 @@ from tff_bn.layers import discovery
 TrainingCall = Callable[
     [keras.layers.BatchNormalization, tf.Tensor, Optional[tf.Tensor]], tf.Tensor
 ]
+
+
+@contextlib.contextmanager
+def replaced_call(
+    layer: keras.layers.Layer, call: Callable[..., Any]
+) -> Iterator[None]:
+  """Replaces the `call` method of one layer while the context lasts.
+
+  Unlike a new functional model, this works inside nested and subclassed models
+  and wrappers. Contexts can be nested: `call` may call what `layer.call` was
+  before.
+  """
+  before = vars(layer).get('call')
+  # An attribute of the object hides the method of its class. The layer's own
+  # `__setattr__` would track the function.
+  object.__setattr__(layer, 'call', call)
+  try:
+    yield
+  finally:
+    if before is None:
+      object.__delattr__(layer, 'call')
+    else:
+      object.__setattr__(layer, 'call', before)
 
 
 @contextlib.contextmanager
@@ -33,17 +55,11 @@ def replaced(
     model: The model. Nested models and wrappers are searched.
     training_call: The function that computes each layer instead.
     in_inference: Whether to replace calls in inference mode, too.
-
-  Yields:
-    Nothing.
   """
   with contextlib.ExitStack() as stack:
     for layer in discovery.batch_norm_layers(model):
-      stack.enter_context(
-          layer_calls.replaced_call(
-              layer, _call(layer, training_call, in_inference)
-          )
-      )
+      call = _call(layer, training_call, in_inference)
+      stack.enter_context(replaced_call(layer, call))
     yield
 
 

@@ -45,8 +45,6 @@ class VariableInfo:
     role: The role in the layer.
     trainable: Whether the optimizer changes the variable.
     layer: Keras's name of the layer, for error messages.
-    shape: The shape.
-    dtype: The dtype.
     batch_norm: The number of the variable's batch normalization layer, in the
       order of the variables; `None` for other layers.
     frozen: Whether this batch normalization layer has `trainable=False`. Keras
@@ -177,11 +175,9 @@ class BatchNormModel:
 
   def __repr__(self) -> str:
     layers = {v.batch_norm for v in self.variables} - {None}
-    num_trainable = sum(
-        math.prod(v.shape) for v in self.variables if v.trainable
-    )
-    num_others = sum(
-        math.prod(v.shape) for v in self.variables if not v.trainable
+    num_trainable, num_others = (
+        sum(math.prod(v.shape) for v in self.variables if v.trainable == kind)
+        for kind in (True, False)
     )
     x, y = tf.nest.map_structure(
         lambda spec: f'{spec.dtype.name} {spec.shape}', self.input_spec
@@ -223,7 +219,7 @@ class BatchNormModel:
 
   @functools.cached_property
   def _metric_specs(self) -> tuple[Any, Any]:
-    """The specs of what metrics compare: the labels and the model's output."""
+    """The specs that metrics compare: of the labels and the model's output."""
     x_spec, y_spec = self.input_spec
     return y_spec, model_metrics.output_spec(self.keras_model, x_spec)
 
@@ -249,7 +245,7 @@ class BatchNormModel:
 
   @functools.cached_property
   def constants(self) -> Set[int]:
-    """The positions in `variables` of those that training cannot change.
+    """The positions in `variables` of variables that training cannot change.
 
     They are not trainable, and no call in training mode assigns them: the
     weights of frozen layers, also frozen moving statistics, and constants such
@@ -280,12 +276,8 @@ class BatchNormModel:
   def to_model_weights(self, values: Sequence[Any]) -> ModelWeights:
     """Converts values from the order of `variables` to `ModelWeights`.
 
-    Args:
-      values: One value for each variable.
-
-    Returns:
-      `ModelWeights` whose lists are in the order of Keras's
-      `model.trainable_weights` and `model.non_trainable_weights`.
+    Its lists are in the order of Keras's `model.trainable_weights` and
+    `model.non_trainable_weights`.
     """
     values = list(values)
     return ModelWeights(
@@ -295,12 +287,6 @@ class BatchNormModel:
 
   def from_model_weights(self, weights: ModelWeights) -> list[Any]:
     """Converts `ModelWeights` to a list in the order of `variables`.
-
-    Args:
-      weights: The values of all variables.
-
-    Returns:
-      The list, the inverse of `to_model_weights`.
 
     Raises:
       TypeError: If `weights` are not `ModelWeights`.
@@ -329,8 +315,7 @@ class BatchNormModel:
   def check_types(self, values: Sequence[Any]) -> None:
     """Raises a `ValueError` if a value has another type than its variable.
 
-    Args:
-      values: One value for each variable, in the order of `variables`.
+    The values are in the order of `variables`.
     """
     for variable, value in zip(self.variables, values, strict=True):
       value = np.asarray(value)
@@ -390,23 +375,23 @@ class BatchNormModel:
     ]
     expected = [(v.role, v.trainable, v.shape) for v in self.variables]
     if found != expected:
+      if len(found) == len(expected):
+        number, a, b = next(
+            (number, a, b)
+            for number, (a, b) in enumerate(zip(found, expected))
+            if a != b
+        )
+        difference = (
+            f'variable {number} is (role, trainable, shape) ='
+            f' {(a[0].value, *a[1:])} instead of {(b[0].value, *b[1:])}.'
+        )
+      else:
+        difference = f'{len(found)} variables instead of {len(expected)}.'
       raise ValueError(
           f'The variables of keras_model {keras_model.name!r} differ from the'
-          ' model of keras_model_fn: ' + _first_difference(found, expected)
+          f' model of keras_model_fn: {difference}'
       )
     return self.to_model_weights([v.numpy() for v in keras_model.weights])
-
-
-def _first_difference(found: Sequence[Any], expected: Sequence[Any]) -> str:
-  if len(found) != len(expected):
-    return f'{len(found)} variables instead of {len(expected)}.'
-  for i, (a, b) in enumerate(zip(found, expected)):
-    if a != b:
-      return (
-          f'variable {i} is (role, trainable, shape) ='
-          f' {(a[0].value, *a[1:])} instead of {(b[0].value, *b[1:])}.'
-      )
-  raise AssertionError('The sequences are equal.')
 
 
 def _describe_variables(model: keras.Model) -> tuple[VariableInfo, ...]:

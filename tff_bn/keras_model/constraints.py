@@ -17,11 +17,7 @@ class Constraints:
   """
 
   def __init__(self, variables: Sequence[keras.Variable]):
-    """Finds the constraints.
-
-    Args:
-      variables: The trainable variables.
-    """
+    """Finds the constraints of the trainable variables."""
     self.positions: Collection[int] = [
         position
         for position, variable in enumerate(variables)
@@ -46,13 +42,8 @@ class Constraints:
     """Returns values that satisfy the constraints, in a TFF computation.
 
     Args:
-      values: A value for each trainable variable.
-
-    Returns:
-      The values. Those of variables without a constraint are unchanged.
-
-    Raises:
-      ValueError: If the number of values is wrong.
+      values: A value for each trainable variable. The values of variables
+        without a constraint do not change.
     """
     result = list(values)
     if not self._constrained:

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from tff_bn.common import checks
 from tff_bn.common import spelling
 from tff_bn.keras_model import keras_copy
 from tff_bn.layers import batch_renormalization
@@ -103,10 +104,7 @@ def convert_batch_norm(
         f'to={to!r} needs the TensorFlow backend of Keras, but the backend is'
         f" {keras.backend.backend()!r}. Use 'batch'."
     )
-  if not isinstance(model, keras.Model):
-    raise TypeError(
-        f'model must be a keras.Model, but is a {type(model).__name__}.'
-    )
+  checks.check_type('model', model, keras.Model, 'be a keras.Model')
   if not discovery.batch_norm_layers(model):
     raise ValueError(
         f'The model {model.name!r} has no batch normalization layer to convert.'
@@ -116,14 +114,30 @@ def convert_batch_norm(
   if model.built and not keras_copy.is_functional(model):
     keras_copy.build(new_model, model.get_build_config())
   copy.check()
-  if _num_weights(new_model) < _num_weights(model):
-    raise ValueError(_missing_weights_error(model, new_model))
+  expected, found = _num_weights(model), _num_weights(new_model)
+  error = (
+      f'The model {model.name!r} has {expected} weights, but its copy {found},'
+      ' because'
+  )
+  if found < expected:
+    if keras_copy.is_functional(model) and not keras_copy.is_connected(model):
+      error = (
+          f'The model {model.name!r} has been called, but is not connected to'
+          ' an input, so its copy cannot be built. Start it with a keras.Input,'
+          ' or build it as a functional model, keras.Model(inputs, outputs).'
+      )
+    else:
+      error += (
+          ' Keras could not build all layers of the copy. A custom layer must'
+          ' create the layers inside it in its `__init__` and call them as its'
+          ' attributes.'
+      )
+    raise ValueError(error)
   copy.set_state(model)
-  if _num_weights(new_model) != _num_weights(model):
+  if found != expected:
     raise ValueError(
-        _num_weights_error(model, new_model)
-        + ' layers share weights that their copies do not share. Build the'
-        ' model with the layers that you want.'
+        f'{error} layers share weights that their copies do not share. Build'
+        ' the model with the layers that you want.'
     )
   _check_lasts(new_model)
   return new_model
@@ -140,9 +154,6 @@ def with_batch_norms(
 
   Returns:
     The copy, a `ConvertedLayer` if its class does not make such layers itself.
-
-  Raises:
-    ValueError: If the class makes another number of layers.
   """
   made = discovery.batch_norm_layers(layer)
   if len(made) != len(norms):
@@ -164,8 +175,7 @@ def _check_lasts(model: keras.Model) -> None:
       if isinstance(layer, converted_layer.ConvertedLayer)
   ]
   for layer in converted:
-    again = keras_copy.from_config(layer)
-    if _configs(again) != _configs(layer):
+    if _configs(keras_copy.from_config(layer)) != _configs(layer):
       kind = type(layer).__name__
       raise ValueError(
           f'The {keras_copy.noun(layer)} {layer.name!r} ({kind}) would lose its'
@@ -176,11 +186,9 @@ def _check_lasts(model: keras.Model) -> None:
 
 
 def _keep_batch_norms(layer: keras.Layer) -> None:
-  """Sets the class of a layer so that its configuration remakes the layer.
+  """Sets a copy's class so that its configuration has the replaced layers.
 
-  Args:
-    layer: A copy whose batch normalization layers have been replaced. It gets
-      its own class if that remakes it, otherwise a `ConvertedLayer`.
+  The copy gets its own class if that remakes it, otherwise a `ConvertedLayer`.
   """
   own_class: Any = converted_layer.own_class(layer)
   _set_class(layer, own_class)
@@ -216,21 +224,6 @@ def _configs(layer: keras.Layer, ignored: Sequence[str] = ()) -> list[Any]:
   ]
 
 
-def _missing_weights_error(model: keras.Model, copy: keras.Model) -> str:
-  if keras_copy.is_functional(model) and not keras_copy.is_connected(model):
-    return (
-        f'The model {model.name!r} has been called, but is not connected to an'
-        ' input, so its copy cannot be built. Start it with a keras.Input, or'
-        ' build it as a functional model, keras.Model(inputs, outputs).'
-    )
-  return (
-      _num_weights_error(model, copy)
-      + ' Keras could not build all layers of the copy. A custom layer must'
-      ' create the layers inside it in its `__init__` and call them as its'
-      ' attributes.'
-  )
-
-
 def _num_weights(model: keras.Model) -> int:
   """Counts the weights that do not depend on the class of the layers."""
   own = {
@@ -241,22 +234,11 @@ def _num_weights(model: keras.Model) -> int:
   return sum(id(weight) not in own for weight in model.weights)
 
 
-def _num_weights_error(model: keras.Model, copy: keras.Model) -> str:
-  return (
-      f'The model {model.name!r} has {_num_weights(model)} weights, but its'
-      f' copy {_num_weights(copy)}, because'
-  )
-
-
 class _Conversion(keras_copy.Copy):
   """Copies layers and replaces the batch normalization layers."""
 
   def __init__(self, new_batch_norm: Callable[[keras.Layer], keras.Layer]):
-    """Initializes the conversion.
-
-    Args:
-      new_batch_norm: Makes the replacement of a batch normalization layer.
-    """
+    """Takes a function that replaces a batch normalization layer."""
     super().__init__()
     self._new_batch_norm = new_batch_norm
     # Batch normalization layers that were replaced before they were built, with
@@ -264,11 +246,7 @@ class _Conversion(keras_copy.Copy):
     self._replaced: list[tuple[keras.Layer, keras.Layer]] = []
 
   def check(self) -> None:
-    """Checks that no layer uses a replaced layer.
-
-    Raises:
-      ValueError: If a layer does. The message names it.
-    """
+    """Raises a `ValueError` if a layer still uses a replaced layer."""
     for layer, parent in self._replaced:
       if layer.built:
         raise ValueError(_own_norm_error(parent, layer))
@@ -298,12 +276,7 @@ class _Conversion(keras_copy.Copy):
     return copy
 
   def _replace_inside(self, layer: keras.Layer, copy: keras.Layer) -> None:
-    """Replaces batch normalization layers in the attributes of a copy.
-
-    Args:
-      layer: The original layer.
-      copy: Its copy, with the layers that its constructor created.
-    """
+    """Replaces the layers that the constructor of a layer's copy created."""
     # PyTorch stores modules apart from other attributes.
     names = [*vars(layer), *vars(layer).get('_modules', ())]
     for name in names:

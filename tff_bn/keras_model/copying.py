@@ -7,7 +7,7 @@ from tff_bn.keras_model import keras_copy
 
 
 def copy_model(model: keras.Model) -> keras.Model:
-  """Copies a model, with its weights and what of it is trainable.
+  """Copies a model with its weights and `trainable` flags.
 
   `keras.models.clone_model` gives a copy new weights. With the weights set, it
   still lacks the mean and variance that `keras.layers.Normalization` computes

@@ -13,7 +13,7 @@ fuses these itself.
 """
 
 from collections.abc import Collection
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import keras
 import tensorflow as tf
@@ -36,12 +36,8 @@ def own_method(
 ) -> Optional[str]:
   """Returns the name of a method with which a subclass may differ from Keras.
 
-  Args:
-    layer: The layer.
-    known: The classes whose computation is known, with Keras's.
-
-  Returns:
-    `None` if the layer computes the same as one of these classes.
+  It is `None` if the layer computes the same as one of the `known` classes,
+  which include Keras's.
   """
   for parent in type(layer).__mro__:
     if parent in known:
@@ -94,22 +90,13 @@ def _xla_compiles() -> bool:
   )
 
 
-class _Centered(NamedTuple):
-  """Images minus the mean of each channel.
+def _centered(inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  """Centers images with plain operations, through which gradients flow.
 
-  Attributes:
-    values: The differences, in float32.
-    mean: The mean of each channel.
-    variance: The biased variance of each channel.
+  Returns:
+    The images minus the mean of each channel, in float32; the means and the
+    biased variances.
   """
-
-  values: tf.Tensor
-  mean: tf.Tensor
-  variance: tf.Tensor
-
-
-def _centered(inputs: tf.Tensor) -> _Centered:
-  """Centers images with plain operations, through which gradients flow."""
   axes = [0, 1, 2]
   values = tf.cast(inputs, tf.float32)
   # A sum of many large values loses digits, so this is only close to the mean.
@@ -119,28 +106,19 @@ def _centered(inputs: tf.Tensor) -> _Centered:
   rest = tf.reduce_mean(differences, axes)
   # The deviations add up to 0, so no gradient flows through their mean.
   deviations = differences - tf.stop_gradient(rest)
-  return _Centered(
-      differences - rest,
-      near_mean + rest,
-      tf.reduce_mean(tf.math.square(deviations), axes),
-  )
+  variance = tf.reduce_mean(tf.math.square(deviations), axes)
+  return differences - rest, near_mean + rest, variance
 
 
 def moments(inputs: tf.Tensor) -> Moments:
   """Computes the moments of images as `batch_moments` does, but faster.
 
-  No gradient flows through the results.
-
-  Args:
-    inputs: Images, `[batch, height, width, channels]`.
-
-  Returns:
-    See `tff_bn.layers.batch_moments.batch_moments`.
+  The images are `[batch, height, width, channels]`. No gradient flows through
+  the results.
   """
   count = num_values(inputs)
   if _xla_compiles():
-    centered = _centered(tf.stop_gradient(inputs))
-    return Moments(count, centered.mean, centered.variance)
+    return Moments(count, *_centered(tf.stop_gradient(inputs))[1:])
   one = tf.ones(inputs.shape[-1:])
   zero = tf.zeros_like(one)
   result = tf.raw_ops.FusedBatchNormV3(
@@ -174,16 +152,9 @@ def normalize_by(
 ) -> tf.Tensor:
   """Normalizes images by given statistics, which get no gradient.
 
-  Args:
-    inputs: Images, `[batch, height, width, channels]`.
-    gamma: γ, a float32 vector with one value for each channel.
-    beta: β, a vector like `gamma`.
-    mean: The mean, a vector like `gamma`.
-    variance: The biased variance, a vector like `gamma`.
-    epsilon: The constant added to the variance.
-
-  Returns:
-    The normalized images, in the inputs' dtype.
+  The images are `[batch, height, width, channels]`, and so is the result, in
+  their dtype. γ, β, the mean and the biased variance are float32 vectors with
+  one value for each channel.
   """
   mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
   if _xla_compiles():
@@ -216,15 +187,15 @@ def training(
     return type(layer).call(layer, inputs, training=True, mask=mask)
   gamma, beta = affine_weights(layer)
   if _xla_compiles():
-    centered = _centered(inputs)
+    centered, mean, variance = _centered(inputs)
     for variable, value in (
-        (layer.moving_mean, centered.mean),
-        (layer.moving_variance, centered.variance),
+        (layer.moving_mean, mean),
+        (layer.moving_variance, variance),
     ):
       old = tf.convert_to_tensor(variable)
       variable.assign(old * layer.momentum + value * (1.0 - layer.momentum))
-    scale = gamma * tf.math.rsqrt(centered.variance + layer.epsilon)
-    return tf.cast(centered.values * scale + beta, layer.compute_dtype)
+    scale = gamma * tf.math.rsqrt(variance + layer.epsilon)
+    return tf.cast(centered * scale + beta, layer.compute_dtype)
   old_variance = tf.convert_to_tensor(layer.moving_variance)
   result = tf.raw_ops.FusedBatchNormV3(
       x=inputs,

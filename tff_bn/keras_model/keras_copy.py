@@ -102,15 +102,8 @@ class PlainCopy(Copy):
 def same_from_config(layer: keras.Layer) -> keras.Layer:
   """Copies a layer as `from_config`, with equal layers inside.
 
-  Args:
-    layer: The layer.
-
-  Returns:
-    The copy.
-
-  Raises:
-    ValueError: If the layer cannot be copied, or its class makes other batch
-      normalization layers than it has.
+  It also raises a `ValueError` if the layer's class makes other batch
+  normalization layers than the layer has.
   """
   copy = from_config(layer)
   kinds = [
@@ -130,17 +123,11 @@ def from_config(layer: keras.Layer) -> keras.Layer:
 
   Functions, such as the one of a `Lambda` layer, are not copied but used again,
   and custom classes need not be registered. Layers that the constructor makes
-  get the names and dtype policies of the original ones.
+  get the names and dtype policies of the original ones, but batch normalization
+  layers may be of other classes.
 
-  Args:
-    layer: The layer.
-
-  Returns:
-    The copy. Its batch normalization layers may be of other classes.
-
-  Raises:
-    ValueError: If the configuration does not make the layer, or makes it with
-      other arguments.
+  If the configuration does not make the layer, or makes it with other
+  arguments, it raises a `ValueError`.
   """
   try:
     with keras.saving.CustomObjectScope(_custom_classes(layer)):
@@ -216,14 +203,7 @@ def _difference(old: keras.Layer, new: keras.Layer) -> str:
   """Describes an argument in which the copy of a custom layer differs.
 
   Keras makes subclassed models without `get_config` with the default arguments,
-  whatever their arguments were.
-
-  Args:
-    old: The layer.
-    new: The copy.
-
-  Returns:
-    The description, empty if there is no difference.
+  whatever their arguments were. The description is empty without a difference.
   """
   if not _is_of_keras(type(old)):
     parameters = inspect.signature(type(old).__init__).parameters
@@ -300,25 +280,18 @@ def new_inputs(model: keras.Model) -> dict[int, keras.KerasTensor]:
 def new_ends(
     model: keras.Model, tensors: dict[int, keras.KerasTensor]
 ) -> tuple[Any, Any]:
-  """Finds the inputs and outputs of the copy of a functional model.
+  """Returns the inputs and outputs of a functional model's copy, structured.
 
   Args:
     model: The model.
-    tensors: The tensor of the copy for each tensor of the model, by the `id` of
-      the old one.
-
-  Returns:
-    The inputs and the outputs, structured as in the model.
+    tensors: The tensors of the copy, by the `id`s of the model's tensors.
   """
   if isinstance(model, keras.Sequential):
     # Its `input` is the input of its first call.
     ends = model.inputs[0], model.outputs[0]
   else:
     ends = model.input, model.output
-  inputs, outputs = (
-      tree.map_structure(lambda x: tensors[id(x)], end) for end in ends
-  )
-  return inputs, outputs
+  return tree.map_structure(lambda x: tensors[id(x)], ends)
 
 
 def _new_input_layer(tensor: keras.KerasTensor) -> keras.layers.InputLayer:

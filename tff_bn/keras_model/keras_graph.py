@@ -32,15 +32,7 @@ class Call:
       layer: Union[keras.Layer, keras.Operation],
       tensors: Mapping[int, keras.KerasTensor],
   ) -> list[keras.KerasTensor]:
-    """Repeats the call with another layer and other tensors.
-
-    Args:
-      layer: The layer to call.
-      tensors: The new tensor for each input, by the `id` of the input.
-
-    Returns:
-      The tensors that the layer returns.
-    """
+    """Calls another layer with other tensors, by the `id`s of the inputs."""
 
     def replaced(value):
       # Arguments can also be constants.
@@ -57,11 +49,8 @@ class Call:
 def calls(model: keras.Model) -> list[Call]:
   """Lists the calls of layers in a functional model, inputs before outputs.
 
-  Args:
-    model: A functional model, or a `Sequential` that is connected to an input.
-
-  Returns:
-    The calls, without the model's `InputLayer`s. A nested model is one call.
+  The model may be a `Sequential` that is connected to an input. Calls of its
+  `InputLayer`s are left out. A nested model is one call.
   """
   known = {id(tensor) for tensor in model.inputs}
   seen = set()

@@ -7,8 +7,8 @@ from typing import Any, Optional
 import keras
 import tensorflow as tf
 
+from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model import keras_graph
-from tff_bn.keras_model import layer_calls
 from tff_bn.layers import discovery
 
 
@@ -32,38 +32,29 @@ class LayerFeatures:
     """Finds the layer.
 
     Args:
-      model: The model.
-      name: The name of the layer; nested models and wrappers are searched.
-        Default: the last hidden layer, whose output is the input of the last
-        layer with weights.
+      model: The model. Nested models and wrappers are searched.
+      name: The name of the layer, which must be unique. Default: the last
+        hidden layer, whose output is the input of the last layer with weights.
       argument: The name of the user's argument, for error messages.
-
-    Raises:
-      ValueError: If there is no such layer, or more than one.
     """
     self._argument = argument
     self.value: Optional[tf.Tensor] = None
     self._model = model
+    self._takes_input = name is None
     if name is None:
       advice = (
           f' Set {argument} to the name of the layer that computes the'
           ' features.'
       )
       self._layer = layer_after_features(model, argument, advice)
-      self._takes_input = True
     else:
       self._layer = _layer_by_name(model, name, argument)
-      self._takes_input = False
 
   @contextlib.contextmanager
   def watched(self) -> Iterator[None]:
     """Makes calls of the model set `value` while the context lasts.
 
-    Yields:
-      Nothing.
-
-    Raises:
-      ValueError: If no call of the layer gave a single tensor.
+    If no call of the layer gives a single tensor, it raises a `ValueError`.
     """
     self.value = None
     layer = self._layer
@@ -74,7 +65,7 @@ class LayerFeatures:
       self.value = inputs if self._takes_input else outputs
       return outputs
 
-    with layer_calls.replaced_call(layer, call):
+    with batch_norm_calls.replaced_call(layer, call):
       yield
     if not tf.is_tensor(self.value):
       raise ValueError(
@@ -106,46 +97,38 @@ def layer_after_features(
 ) -> keras.layers.Layer:
   """Finds the last layer with weights, which follows the last hidden layer.
 
+  Nested models are searched. If there is no single such layer, or no hidden
+  layer before it, it raises a `ValueError`.
+
   Args:
     model: The model.
     argument: What needs the layer, for error messages.
     advice: What to do if the layer is unknown: the end of error messages.
-
-  Returns:
-    The layer, also in nested models.
-
-  Raises:
-    ValueError: If there is no single such layer, or no hidden layer before it.
   """
-  layer = _output_layer(model, argument, advice)
+  inner, outputs = model, getattr(model, 'outputs', None)
+  while True:
+    if not outputs:
+      raise ValueError(
+          f'{argument}: the model {inner.name!r} is neither functional nor'
+          f' Sequential, so its last hidden layer is unknown.{advice}'
+      )
+    if len(outputs) != 1:
+      raise ValueError(
+          f'{argument}: the model {inner.name!r} has no single last hidden'
+          f' layer: its output combines {len(outputs)} tensors.{advice}'
+      )
+    call = keras_graph.producer(outputs[0])
+    layer = call.layer
+    if isinstance(layer, keras.Model) and layer.weights:
+      inner, outputs = layer, getattr(layer, 'outputs', None)
+    # Operations other than layers have no weights.
+    elif getattr(layer, 'weights', None) or not call.inputs:
+      break
+    else:
+      outputs = call.inputs
   if {id(v) for v in model.weights} == {id(v) for v in layer.weights}:
     raise ValueError(
         f'{argument}: the model {model.name!r} has no hidden layer, only'
         f' {layer.name!r} has weights.'
     )
   return layer
-
-
-def _output_layer(
-    model: keras.Model, argument: str, advice: str
-) -> keras.layers.Layer:
-  outputs = getattr(model, 'outputs', None)
-  if not outputs:
-    raise ValueError(
-        f'{argument}: the model {model.name!r} is neither functional nor'
-        f' Sequential, so its last hidden layer is unknown.{advice}'
-    )
-  while True:
-    if len(outputs) != 1:
-      raise ValueError(
-          f'{argument}: the model {model.name!r} has no single last hidden'
-          f' layer: its output combines {len(outputs)} tensors.{advice}'
-      )
-    call = keras_graph.producer(outputs[0])
-    layer = call.layer
-    if isinstance(layer, keras.Model) and layer.weights:
-      return _output_layer(layer, argument, advice)
-    # Operations other than layers have no weights.
-    if getattr(layer, 'weights', None) or not call.inputs:
-      return layer
-    outputs = call.inputs

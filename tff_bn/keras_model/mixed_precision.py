@@ -32,11 +32,7 @@ def loss_dtype(dtype: Any) -> tf.DType:
 def to_float32(outputs: Any) -> Any:
   """Casts float16 and bfloat16 outputs to float32, for losses and metrics.
 
-  Args:
-    outputs: A nested structure of tensors.
-
-  Returns:
-    The same structure. Other dtypes and the masks of outputs are kept.
+  Other dtypes in the structure and the masks of outputs are kept.
   """
 
   def cast(output):

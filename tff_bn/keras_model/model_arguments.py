@@ -51,14 +51,9 @@ def check_model_fn(keras_model_fn: Any) -> None:
 
 
 def check_training(model: keras.Model) -> None:
-  """Checks that training does not ignore what a model says about it.
+  """Raises a `ValueError` if a model overrides Keras's methods for training.
 
-  Args:
-    model: The model. If it is compiled, a warning is logged.
-
-  Raises:
-    ValueError: If the model's class, or the model, overrides methods of Keras
-      for training and evaluation.
+  If the model is compiled, a warning is logged.
   """
   own = [
       name
@@ -164,18 +159,10 @@ def _check_function(name: str, value: Any, returned: str) -> None:
 
 
 def check_input_spec(input_spec: Any) -> tuple[Any, Any]:
-  """Checks that a spec is of a batched dataset of pairs, and returns it.
+  """Returns the specs of x and y of a batched dataset of pairs.
 
-  Args:
-    input_spec: The argument.
-
-  Returns:
-    The specs of x and y.
-
-  Raises:
-    TypeError: If it consists of other things than specs of ordinary tensors.
-    ValueError: If it is not a pair, or a part of it has no batch axis or an
-      unknown rank.
+  It raises a `TypeError` for other things than specs of ordinary tensors, and a
+  `ValueError` without a pair, a batch axis or a known rank.
   """
   if isinstance(input_spec, tf.data.Dataset):
     raise TypeError(
@@ -196,17 +183,7 @@ def check_input_spec(input_spec: Any) -> tuple[Any, Any]:
 
 
 def _check_tensor(name: str, spec: Any, is_whole: bool) -> None:
-  """Checks the spec of a tensor in `x` or `y`.
-
-  Args:
-    name: `x` or `y`.
-    spec: The spec.
-    is_whole: Whether there are no other tensors in `x` or `y`.
-
-  Raises:
-    TypeError: If it is not of an ordinary tensor.
-    ValueError: If its rank is unknown, or it has no batch axis.
-  """
+  """Checks the spec of a tensor in `x` or `y`, possibly the only one."""
   checks.check_type(
       'input_spec',
       spec,
@@ -243,12 +220,7 @@ def _not_batched(spec: tf.TensorSpec) -> str:
 
 
 def check_fits(input_spec: tuple[Any, Any], model: keras.Model) -> None:
-  """Raises a `ValueError` if a model can't take `x`.
-
-  Args:
-    input_spec: The specs of x and y.
-    model: The model. Only functional models have known inputs.
-  """
+  """Raises a `ValueError` if a model with known inputs can't take `x`."""
   spec = input_spec[0]
   inputs = getattr(model, 'inputs', None) or []
   given = len(tf.nest.flatten(spec))
@@ -280,9 +252,6 @@ def call_model_fn(
 ) -> tuple[Any, Set[int]]:
   """Calls `keras_model_fn` and records the variables that it creates.
 
-  Args:
-    keras_model_fn: The function.
-
   Returns:
     What it returns, and the `id`s of the new TensorFlow variables, one for each
     new variable of Keras.
@@ -301,7 +270,7 @@ def call_model_fn(
 def check_new_variables(
     trained: Iterable[keras.Variable], created: Set[int], model: keras.Model
 ) -> None:
-  """Checks that a function has created the variables of the model it returned.
+  """Raises a `ValueError` if a returned model has variables from before.
 
   This finds a model that existed before the call without a second call, which
   would take time and memory, and random numbers from the following programs.
@@ -309,11 +278,8 @@ def check_new_variables(
   Args:
     trained: The variables that training changes. A model may share others, such
       as a frozen layer.
-    created: The result of `call_model_fn`.
+    created: The variables that `call_model_fn` recorded.
     model: The model.
-
-  Raises:
-    ValueError: If a variable existed before.
   """
   old = [v.path for v in trained if id(v.value) not in created]
   if old:
@@ -328,16 +294,10 @@ def check_new_variables(
 def check_new_layers(
     keras_model_fn: Callable[[], Any], model: keras.Model
 ) -> None:
-  """Checks that a function does not return trained layers of a model again.
+  """Raises a `ValueError` if a function returns trained layers again.
 
-  A model without variables needs a second call to find this.
-
-  Args:
-    keras_model_fn: The function.
-    model: What it returned at the first call, built since.
-
-  Raises:
-    ValueError: If it returns the model or a trained layer of it again.
+  A model without variables needs a second call to find this. The given model
+  comes from the first call and was built since.
   """
   # The call must not change the random numbers after it.
   python_state, numpy_state = random.getstate(), np.random.get_state()
@@ -346,7 +306,13 @@ def check_new_layers(
   finally:
     random.setstate(python_state)
     np.random.set_state(numpy_state)
-  first = {id(x) for x in discovery.all_layers(model) if _is_trained(x)}
+  first = {
+      id(layer)
+      for layer in discovery.all_layers(model)
+      # Training changes variables of the layer.
+      if layer.trainable_weights
+      or any(norm.trainable for norm in discovery.batch_norm_layers(layer))
+  }
   same = [x for x in discovery.all_layers(again) if id(x) in first]
   if same:
     kind = 'model' if isinstance(same[0], keras.Model) else 'layer'
@@ -355,10 +321,3 @@ def check_new_layers(
         f' {kind} {same[0].name!r} at two calls. For a loaded model,'
         f' {_COPY_ADVICE}'
     )
-
-
-def _is_trained(layer: keras.Layer) -> bool:
-  """Returns whether training changes variables of a layer."""
-  return bool(layer.trainable_weights) or any(
-      norm.trainable for norm in discovery.batch_norm_layers(layer)
-  )

@@ -32,12 +32,7 @@ _RESERVED = frozenset({'loss', 'num_examples'})
 def output_spec(model: keras.Model, x_spec: Any) -> Any:
   """Returns the spec of a model's output for a batch, as metrics get it.
 
-  Args:
-    model: The model.
-    x_spec: The spec of a batch's inputs.
-
-  Returns:
-    The spec. The output of a model that computes in 16 bits is float32.
+  The output of a model that computes in 16 bits is float32.
   """
   if keras_copy.is_functional(model) and all(
       None not in output.shape[1:] for output in model.outputs
@@ -67,11 +62,6 @@ def build(
     metrics: Iterable[keras.metrics.Metric], y_spec: Any, output_spec: Any
 ) -> Metrics:
   """Creates the variables of metrics, and resets their states.
-
-  Args:
-    metrics: The metrics.
-    y_spec: The spec of a batch's labels.
-    output_spec: The spec of the model's output for a batch.
 
   Returns:
     The metrics by their names. Where Keras has numbered an unnamed metric, such
@@ -118,12 +108,7 @@ def _named(metrics: Sequence[keras.metrics.Metric]) -> Metrics:
 
 
 def check(metrics: Metrics, y_spec: Any, output_spec: Any) -> Shapes:
-  """Checks new metrics of a model, and uses them up.
-
-  Args:
-    metrics: The result of `build`.
-    y_spec: See `build`.
-    output_spec: See `build`.
+  """Checks the metrics from `build`, and uses them up.
 
   Returns:
     The shapes of their results. As in Keras, a metric whose result is a
@@ -152,27 +137,17 @@ def _check_names(names: Sequence[str]) -> None:
 def named_results(
     metric_name: str, result: Any
 ) -> collections.OrderedDict[str, Any]:
-  """Returns the results of a metric by their names.
-
-  Args:
-    metric_name: The metric's name.
-    result: What its `result` returned.
-  """
+  """Returns the results of a metric, from its `result`, by their names."""
   if isinstance(result, Mapping):
     return collections.OrderedDict(result)
   return collections.OrderedDict({metric_name: result})
 
 
 def entry_names(name: str, shape: Iterable[int]) -> list[str]:
-  """Returns the names of the numbers in a result.
+  """Returns the names of the numbers in a result of this shape.
 
-  Args:
-    name: The result's name.
-    shape: Its shape.
-
-  Returns:
-    The name of a scalar; `NAME_0`, `NAME_1`, … for a vector; `NAME_0_0`, … for
-    a matrix.
+  They are the name of a scalar; `NAME_0`, `NAME_1`, … for a vector; `NAME_0_0`,
+  … for a matrix.
   """
   return ['_'.join([name, *map(str, index)]) for index in np.ndindex(*shape)]
 

@@ -37,13 +37,8 @@ class SharedWeights:
   def __init__(self, model: BatchNormModel, partition: Partition):
     """Splits the variables.
 
-    Args:
-      model: The model.
-      partition: The local roles.
-
-    Raises:
-      ValueError: If the model has no variable with a local role, or it has a
-        hybrid batch normalization layer that only HBN can train.
+    It raises a `ValueError` if the model has no variable with a local role, or
+    has a hybrid batch normalization layer, which only HBN can train.
     """
     self._model = model
     variables = model.variables
@@ -127,12 +122,8 @@ class SharedWeights:
   def merge(self, shared: ModelWeights, local: Mapping[str, Any]) -> list[Any]:
     """Puts shared and local values into the order of `model.variables`.
 
-    Args:
-      shared: The shared values.
-      local: The local values by name. Other entries are ignored.
-
-    Returns:
-      All values. Constants are the model's own arrays.
+    Constants are the model's own arrays. Other entries of `local` than local
+    variables are ignored.
     """
     values = self._placed(shared)
     for position in self._local:
@@ -148,26 +139,15 @@ class SharedWeights:
 
     Each call makes the constants a part of the computation, so a computation
     should call it once.
-
-    Args:
-      shared: See `merge`.
-      local: See `merge`.
     """
     return [tf.convert_to_tensor(v) for v in self.merge(shared, local)]
 
   def select(
       self, condition: tf.Tensor, new: Sequence[Any], old: Sequence[Any]
   ) -> list[Any]:
-    """Selects all values `new` if the condition is true, else `old`.
+    """Selects the values `new` if the condition is true, else `old`.
 
-    Args:
-      condition: A bool scalar.
-      new: The values in the order of `model.variables`; those of constants are
-        ignored.
-      old: The values before. Constants are taken from here.
-
-    Returns:
-      The values.
+    The values are in the order of `model.variables`. Constants come from `old`.
     """
     return [
         before if p in self._constants else tf.where(condition, after, before)
@@ -179,11 +159,7 @@ class SharedWeights:
     return [v for p, v in enumerate(values) if p not in self._constants]
 
   def check_constants(self, values: Sequence[Any]) -> None:
-    """Raises a `ValueError` if values of constants are not the model's.
-
-    Args:
-      values: One value for each of `model.variables`.
-    """
+    """Raises a `ValueError` if values of constants are not the model's."""
     changed = [
         self._model.variables[position]
         for position, constant in self._constants.items()
@@ -221,13 +197,12 @@ class SharedWeights:
     Args:
       before: The values before local training, in the order of
         `model.variables`.
-      after: The values after local training.
+      after: The values after local training, in the same order.
       statistics: The client's moments, one entry for each pair of shared
         running statistics.
 
     Returns:
-      An `OrderedDict` with the parts `trainable`, `statistics` and
-      `other_state`, without empty parts.
+      The parts `trainable`, `statistics` and `other_state` that are not empty.
     """
     differences = [
         None if p in self._constants else _difference(b, a)
@@ -280,9 +255,6 @@ class SharedWeights:
       update: The aggregated update.
       move_statistics: Computes the new running statistics. Default: the
         aggregated means and variances.
-
-    Returns:
-      The new shared weights.
     """
     old = self._placed(weights)
     new = list(old)
@@ -308,16 +280,7 @@ class SharedWeights:
       statistics: Sequence[Moments],
       move_statistics: Optional[MoveStatistics] = None,
   ) -> ModelWeights:
-    """Returns the shared weights with other running statistics.
-
-    Args:
-      weights: The shared weights.
-      statistics: The aggregated moments.
-      move_statistics: See `apply`.
-
-    Returns:
-      The shared weights; all other variables are unchanged.
-    """
+    """Returns the shared weights with new running statistics, see `apply`."""
     values = self._placed(weights)
     self._assign_statistics(values, statistics, move_statistics)
     return self.shared(values)

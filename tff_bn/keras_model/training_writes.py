@@ -16,15 +16,14 @@ _read_only_inputs = (
 
 
 def assigned_positions(keras_model: keras.Model, x: Any) -> Set[int]:
-  """Traces a step without an optimizer and finds what it assigns.
+  """Traces a step without an optimizer and finds what it may assign.
 
   Args:
     keras_model: The model.
     x: The `tf.TypeSpec`s of the model's input, a nested structure.
 
   Returns:
-    Positions in `keras_model.weights`: all variables that the call in training
-    mode, or the computation of the gradients, assigns or may assign.
+    Positions in `keras_model.weights`.
   """
 
   @tf.autograph.experimental.do_not_convert

@@ -95,11 +95,6 @@ def build_model_fn(
   ):
     if value is not None:
       option.check(value)
-  encodings = dict(
-      amplitude=pan_amplitude,
-      period=pan_period,
-      personal_share=pan_personal_share,
-  )
 
   def model_fn() -> keras.Model:
     with _dtype_policy(precision):
@@ -108,11 +103,19 @@ def build_model_fn(
         # Some models create layers in `build`, at their first call.
         _call_once(model, input_shape)
       if moon_projection is not None:
-        model = _with_projection(name, model, moon_projection)
+        with _named_errors(f'moon_projection={moon_projection}', name):
+          model = projection_head.add_projection_head(model, moon_projection)
     if batch_norm_momentum is not None:
       _set_momentum(name, model, batch_norm_momentum)
     if pan != models.NO_ENCODINGS:
-      model = _with_encodings(name, model, pan, **encodings)
+      with _named_errors(f'pan={pan}', name):
+        model = position_encodings.add_position_encodings(
+            model,
+            pan,
+            pan_amplitude,
+            pan_period,
+            personal_share=pan_personal_share,
+        )
     return model
 
   if name in models.MODELS:
@@ -157,26 +160,14 @@ def _builder(
   return functools.partial(build, input_shape, num_classes, **arguments)
 
 
-def _with_encodings(
-    name: str,
-    model: keras.Model,
-    pan: str,
-    **settings: Any,
-) -> keras.Model:
+@contextlib.contextmanager
+def _named_errors(setting: str, name: str) -> Iterator[None]:
+  """Names the setting and the model in a `ValueError`."""
   try:
-    return position_encodings.add_position_encodings(model, pan, **settings)
+    yield
   except ValueError as error:
     raise ValueError(
-        f'pan={pan} is impossible with model={name}: {error}'
-    ) from error
-
-
-def _with_projection(name: str, model: keras.Model, units: int) -> keras.Model:
-  try:
-    return projection_head.add_projection_head(model, units)
-  except ValueError as error:
-    raise ValueError(
-        f'moon_projection={units} is impossible with model={name}: {error}'
+        f'{setting} is impossible with model={name}: {error}'
     ) from error
 
 

@@ -30,19 +30,11 @@ def convolve(
     use_bias: Optional[bool] = None,
     **arguments: Any,
 ) -> keras.KerasTensor:
-  """Applies a 2-D convolution that `normalize` follows.
+  """Applies a 2-D convolution to images, which `normalize` follows.
 
-  Args:
-    inputs: Images, `[batch, height, width, channels]`.
-    channels: The number of output channels.
-    kernel_size: The height and width of the kernel.
-    normalization: See `normalize`.
-    use_bias: Whether there is a bias. Default: unless the shift of the
-      normalization, or the scalar biases of Fixup, make it redundant.
-    **arguments: Other arguments of `keras.layers.Conv2D`.
-
-  Returns:
-    The convolution.
+  By default, it has a bias unless the shift of the normalization, or the scalar
+  biases of Fixup, make it redundant. `arguments` are other arguments of
+  `keras.layers.Conv2D`.
   """
   is_standardized = normalization == models.STANDARDIZED_WEIGHTS
   kind = WeightStandardizedConv2D if is_standardized else keras.layers.Conv2D
@@ -73,14 +65,7 @@ def logits(
 ) -> keras.KerasTensor:
   """Applies the last layer, after the feature normalization if there is one.
 
-  Args:
-    inputs: The features, `[batch, features]`.
-    num_classes: The number of classes.
-    normalization: See `normalize`.
-    **arguments: Other arguments of `keras.layers.Dense`.
-
-  Returns:
-    The logits, `[batch, num_classes]`.
+  `arguments` are other arguments of `keras.layers.Dense`.
   """
   if normalization == models.FEATURE:
     inputs = FeatureNormalization(name='feature_norm')(inputs)
@@ -101,15 +86,12 @@ def normalize(
   Args:
     inputs: A tensor of shape `[batch, ..., channels]`.
     normalization: A key of `tff_bn.catalog.models.NORMALIZATIONS`, or
-      `group<N>`.
+      `group<N>`, where N must divide the channels.
     name: The layer's name.
 
   Returns:
     The normalized tensor; `inputs` itself if the normalization is not a layer
     at this place, as for `none`.
-
-  Raises:
-    ValueError: If the name is unknown or N doesn't divide the channels.
   """
   models.NORMALIZATION.check(normalization)
   entry = models.find_normalization(normalization)
