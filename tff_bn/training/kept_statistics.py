@@ -87,14 +87,7 @@ def find(
   """Computes how much is left of the initial running statistics.
 
   The initial values are those of `model`. Rounds that fail are not known before
-  the training.
-
-  Args:
-    process: See `tff_bn.training.train`.
-    model: See `tff_bn.training.train`.
-    data: See `tff_bn.training.train`.
-    config: See `tff_bn.training.train`.
-    train_on_union: See `tff_bn.training.train`.
+  the training. The arguments are those of `train`.
 
   Returns:
     What is left in the layer that keeps the largest share. `None` if no

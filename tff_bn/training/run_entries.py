@@ -1,6 +1,6 @@
 """The files and folders of a run: their names, and that none is a link."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 import os
 import pathlib
 import stat
@@ -25,6 +25,16 @@ FILES = (
     *(f'{CLIENT_STATES}-{suffix}' for suffix in ('journal', 'shm', 'wal')),
 )
 FOLDERS = (LOGDIR, CHECKPOINTS, MODEL)
+
+# Name -> which clients' own models are saved as Keras files.
+SAVE_CLIENT_MODELS: Mapping[str, str] = {
+    'none': 'no client; the arrays of all sampled clients are in clients.npy',
+    'sampled': 'each client that was sampled for a round',
+    'all': (
+        'each client; one that was never sampled has the global model, with its'
+        ' own personal phases'
+    ),
+}
 
 
 def check(
