@@ -8,6 +8,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tff_bn.layers.scalars import ScalarBias
+from tff_bn.layers.scalars import ScalarMultiplier
+
 _layers = keras.layers
 
 
@@ -25,7 +28,7 @@ def projections():
   y = _layers.LeakyReLU()(y)
   y = conv(8, 'b', use_bias=False)(y)
   x = _layers.Add()([conv(8, 'projection', 1, strides=2)(x), y])
-  x = _layers.ELU()(x)
+  x = ScalarMultiplier()(ScalarBias()(_layers.ELU()(x)))
   x = _layers.Add()([x, conv(8, 'c', activation=tf.nn.relu)(x)])
   x = _layers.GlobalMaxPooling2D()(x)
   return inputs, x, {'stem': 6, 'projection': 8, 'a': 8}
