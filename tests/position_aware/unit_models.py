@@ -28,7 +28,7 @@ def projections():
   y = _layers.LeakyReLU()(y)
   y = conv(8, 'b', use_bias=False)(y)
   x = _layers.Add()([conv(8, 'projection', 1, strides=2)(x), y])
-  x = ScalarMultiplier()(ScalarBias()(_layers.ELU()(x)))
+  x = _layers.ELU()(x)
   x = _layers.Add()([x, conv(8, 'c', activation=tf.nn.relu)(x)])
   x = _layers.GlobalMaxPooling2D()(x)
   return inputs, x, {'stem': 6, 'projection': 8, 'a': 8}
@@ -106,7 +106,7 @@ def squeeze_and_excitation():
   y = _layers.GlobalAveragePooling2D(keepdims=True)(x)
   y = _layers.Dense(3, 'relu', name='b')(y)
   y = _layers.Dense(6, 'sigmoid', name='c')(y)
-  x = _layers.Multiply()([x, y])
+  x = ScalarMultiplier()(ScalarBias()(_layers.Multiply()([x, y])))
   x = _layers.ZeroPadding2D(((1, 0), (2, 1)))(x)
   return inputs, _layers.Flatten()(x), {'a': 6, 'b': 3}
 

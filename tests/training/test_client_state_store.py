@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tff_bn.training import client_state_codec
+from tff_bn.training import client_state_store
 from tff_bn.training.client_state_store import ClientStateStore
 from tff_bn.training.client_state_store import ClientStateStoreError
 
@@ -310,7 +311,8 @@ def test_flipped_bits_are_an_error(path):
     store.get('a client')
 
 
-def test_file_in_use_is_an_error(path):
+def test_file_in_use_is_an_error(path, monkeypatch):
+  monkeypatch.setattr(client_state_store, '_BUSY_SECONDS', 0.0)
   with (
       ClientStateStore(path),
       pytest.raises(ClientStateStoreError, match='another process'),

@@ -91,31 +91,30 @@ _EPOCHS = dict(local_epochs=2)
 
 @pytest.mark.usefixtures('in_process_runtime')
 @pytest.mark.parametrize(
-    ('name', 'options', 'lengths', 'num_rounds'),
+    ('name', 'options', 'lengths', 'num_rounds', 'is_union'),
     [
-        ('fed_avg', {}, _STEPS, 2),
+        ('fed_avg', {}, _STEPS, 2, False),
         # 4, 6 and 12 steps with 5, 11 and 24 examples.
-        ('fed_avg', {}, _EPOCHS, 2),
+        ('fed_avg', {}, _EPOCHS, 2, False),
+        ('fed_avg', {}, _EPOCHS, 2, True),
         pytest.param(
-            *('fed_avg', dict(client_weighting='uniform'), _EPOCHS, 2),
+            *('fed_avg', dict(client_weighting='uniform'), _EPOCHS, 2, False),
             marks=pytest.mark.slow,
         ),
-        ('fed_bn', {}, _EPOCHS, 2),
-        ('fedtan', dict(local_steps=2), _STEPS, 2),
-        ('fbn', dict(backward='running'), _STEPS, 2),
-        ('fixbn', dict(fixbn_rounds=2), _STEPS, 3),
-        ('centralized', {}, _EPOCHS, 2),
+        ('fed_bn', {}, _EPOCHS, 2, False),
+        ('fedtan', dict(local_steps=2), _STEPS, 2, False),
+        ('fbn', dict(backward='running'), _STEPS, 2, False),
+        ('fixbn', dict(fixbn_rounds=2), _STEPS, 3, False),
     ],
 )
 def test_share_is_what_a_run_leaves(
-    model, build, data, name, options, lengths, num_rounds
+    model, build, data, name, options, lengths, num_rounds, is_union
 ):
   """The means of equal features differ by the share of their initial values."""
   process = build(name, **options)
-  is_union = name == 'centralized'
   batch_size = 4
   draw = dict(seed=0, batch_size=batch_size * (3 if is_union else 1), **lengths)
-  groups = [list(_SIZES)] if is_union else [[name] for name in _SIZES]
+  groups = [list(_SIZES)] if is_union else [[c] for c in _SIZES]
   state = process.initialize()
   has_states = hasattr(process, 'initialize_client')
   clients = [process.initialize_client(state)] * 3 if has_states else None

@@ -69,6 +69,17 @@ def _run_rounds(model, run_dir, stateful, config=_CONFIG):
   return process.rounds
 
 
+def _observe(process, fn):
+  """Calls a function before each round of a process."""
+  original = process.next
+
+  def next_fn(*args):
+    fn()
+    return original(*args)
+
+  process.next = next_fn
+
+
 @pytest.fixture(scope='module')
 def finished(model, tmp_path_factory):
   """Uninterrupted runs, whose folders tests must leave as they are."""
@@ -670,18 +681,15 @@ class TestResume:
     process = training_fakes.build_process(model, False)
     errors = []
 
-    def next_fn(state, datasets):
-      try:
+    def train_again():
+      with pytest.raises(ValueError, match='in progress') as error:
         _train(model, tmp_path)
-      except ValueError as e:
-        errors.append(str(e))
-      return type(process).next(process, state, datasets)
+      errors.append(error)
 
-    process.next = next_fn
+    _observe(process, train_again)
     _train(model, tmp_path, config=_config(rounds=1), process=process)
 
-    (error,) = errors
-    assert 'in progress' in error
+    assert len(errors) == 1
 
 
 def _truncate(path):
@@ -953,13 +961,10 @@ class TestEventLoops:
 
     context, contexts = Context(), []
     process = training_fakes.build_process(model, stateful=True)
-    original = process.next
-
-    def next_fn(*args):
-      contexts.append(tff.framework.get_context_stack().current)
-      return original(*args)
-
-    process.next = next_fn
+    _observe(
+        process,
+        lambda: contexts.append(tff.framework.get_context_stack().current),
+    )
 
     async def notebook_cell():
       with tff.framework.get_context_stack().install(context):
@@ -977,15 +982,13 @@ class TestEventLoops:
   @pytest.mark.usefixtures('interruptible')
   def test_interrupt_inside_a_running_event_loop(self, model, tmp_path):
     process = training_fakes.build_process(model, False)
-    original = process.next
     main_thread = threading.get_ident()
 
-    def next_fn(*args):
+    def interrupt():
       if len(process.rounds) == 2:
         signal.pthread_kill(main_thread, signal.SIGINT)
-      return original(*args)
 
-    process.next = next_fn
+    _observe(process, interrupt)
 
     async def notebook_cell():
       _train(model, tmp_path, config=_config(rounds=2_000), process=process)

@@ -48,12 +48,9 @@ class ClientStateStore:
   def __init__(
       self, path: Union[str, os.PathLike[str]], run: Optional[str] = None
   ):
-    """Opens or creates the file.
+    """Opens or creates the file of the run whose checksum is `run`.
 
-    Args:
-      path: The file.
-      run: The checksum of the run that the states belong to. Default: accept
-        the states of any run.
+    By default, the states of any run are accepted.
 
     Raises:
       ClientStateStoreError: If the file is damaged, is no file of this class,

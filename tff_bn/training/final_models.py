@@ -1,6 +1,6 @@
 """The final models of a run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import contextlib
 import pathlib
 from typing import Any, Optional
@@ -65,19 +65,15 @@ class FinalModels:
     is_same = self._identity.items() <= models.manifest.items()
     return models if is_same else None
 
-  @contextlib.contextmanager
   def writing(
       self, server_weights: ModelWeights, num_clients: int
-  ) -> Iterator[saved_models.Writer]:
-    """Writes the models. The folder appears when it is complete.
-
-    `num_clients` is the number of clients that have own models.
-    """
+  ) -> contextlib.AbstractContextManager[saved_models.Writer]:
+    """Writes the models in a `with` block, see `saved_models.writing`."""
     data = self._data
     described = {}
     if isinstance(data, federated.FederatedData):
       described = describe(data.dataset)
-    with saved_models.writing(
+    return saved_models.writing(
         self._model_dir,
         self._model,
         server_weights,
@@ -91,8 +87,7 @@ class FinalModels:
             **described,
         ),
         saves_keras_clients=self._identity['save_client_models'] != 'none',
-    ) as writer:
-      yield writer
+    )
 
 
 def describe(dataset: dataset_lib.Dataset) -> dict[str, Any]:

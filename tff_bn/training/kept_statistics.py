@@ -170,10 +170,8 @@ class _Rounds:
   ) -> float:
     """Returns the share of a layer's initial statistics that is left.
 
-    Args:
-      phases: How the rounds move them, and how many rounds do.
-      momentum: The layer's momentum.
-      num_calls: The number of its calls in a step.
+    `phases` says how the rounds move them, and how many rounds do. The layer is
+    called `num_calls` times in a step.
     """
     # An entry for each client, or one for all of them.
     kept, never_sampled = np.ones(1), 1.0

@@ -65,7 +65,11 @@ def client_states(
 
 
 class IterativeProcess:
-  """Either kind of process in the form that TFF's training loop runs."""
+  """Either kind of process in the form that TFF's training loop runs.
+
+  After `max_failed_rounds` failed rounds in a row, `next` and `check` raise an
+  error.
+  """
 
   def __init__(
       self,
@@ -73,14 +77,6 @@ class IterativeProcess:
       store: Optional[client_state_store.ClientStateStore],
       max_failed_rounds: int,
   ):
-    """Initializes the process.
-
-    Args:
-      process: The process.
-      store: The clients' states; `None` if they have none.
-      max_failed_rounds: The number of failed rounds in a row after which `next`
-        and `check` raise an error.
-    """
     self._process = process
     self._store = store
     self._max_failed_rounds = max_failed_rounds
@@ -95,9 +91,6 @@ class IterativeProcess:
 
     Returns:
       The server's new state and the metrics.
-
-    Raises:
-      TooManyFailedRoundsError: See `check`.
     """
     # The state may come from a checkpoint of a run that was stopped.
     self.check(state)

@@ -45,13 +45,8 @@ def check(
   """Checks that the entries of a run are files and folders.
 
   Writing through a link would change files elsewhere. The run's folder itself
-  may be a link, and other files in it are not checked.
-
-  Args:
-    run_dir: The run's folder; it need not exist.
-    file_names: The names of the run's files.
-    folder_names: The names of the run's folders, which are checked with all
-      that they contain.
+  may be a link, or need not exist, and other files in it are not checked. The
+  run's folders are checked with all that they contain.
 
   Raises:
     ValueError: If an entry is a link, or anything else than it should be.
