@@ -247,7 +247,9 @@ def test_invalid_models_and_arguments():
 _UNITS = {'small_cnn': [16, 32, 32], 'resnet20': [16] * 7 + [32] * 6 + [64] * 6}
 
 
-@pytest.mark.parametrize('name', list(_UNITS))
+@pytest.mark.parametrize(
+    'name', ['small_cnn', pytest.param('resnet20', marks=pytest.mark.slow)]
+)
 def test_each_hidden_layer_has_a_phase(name):
   units = _UNITS[name]
   model = random_models.build(name)
