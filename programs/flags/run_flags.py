@@ -9,7 +9,7 @@ from tff_bn.catalog.options import OWN_NAME
 from tff_bn.catalog.options import Option
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.runs import run_folder
-from tff_bn.training import names as training_names
+from tff_bn.training import run_entries
 
 # The flag by which the user trusts a run, and its explanation.
 TRUST_RUN = 'trust_run'
@@ -52,12 +52,12 @@ _OF_ALL_RUNS = (
     ),
     Option(
         'save_client_models',
-        value_types.Choice(training_names.SAVE_CLIENT_MODELS),
+        value_types.Choice(run_entries.SAVE_CLIENT_MODELS),
         lambda: (
             'Whose own models are saved as Keras files at the end, with'
             f' {", ".join(algorithms.users(algorithms.CLIENT_MODELS))} or'
             ' --pan_personal_share; tff-bn-evaluate --export_client also does'
-            ' it later:\n' + parts.listing(training_names.SAVE_CLIENT_MODELS)
+            ' it later:\n' + parts.listing(run_entries.SAVE_CLIENT_MODELS)
         ),
         'none',
         convert=lambda choice: None if choice == 'none' else choice,

@@ -287,7 +287,7 @@ def test_position_encodings_stay_where_they_are(mode):
 
 
 def test_shuffle_error_needs_shuffles_and_positions():
-  model = random_models.build('digits_cnn')
+  model = random_models.build('small_cnn')
   x = random_models.inputs(model, 3)
   on = tff_bn.add_position_encodings(model, 'multiply')
   errors = [permutation.shuffle_error(on, x, p, 0) for p in (0, 0.1, 0.5)]
@@ -325,7 +325,6 @@ def test_shuffle_error_of_outputs_of_any_shape():
     # More layers increase the growth.
     [
         ('mlp4', 0.1, 1.1),
-        pytest.param('mlp4', 1, 1.1, marks=pytest.mark.slow),
         pytest.param('vgg9', 0.1, 2, marks=pytest.mark.slow),
     ],
 )
@@ -345,7 +344,7 @@ def test_shuffle_error_grows_with_the_amplitude(
             shuffle_probability,
             0,
         )
-        for amplitude in (0, 0.1, 0.4, 0.9)
+        for amplitude in (0, 0.1, 0.9)
     ]
     assert errors == sorted(errors)
     assert errors[0] < 1e-5 < 1e-3 < errors[1]

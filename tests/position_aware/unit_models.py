@@ -8,6 +8,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tff_bn.layers.scalars import ScalarBias
+from tff_bn.layers.scalars import ScalarMultiplier
+
 _layers = keras.layers
 
 
@@ -103,7 +106,7 @@ def squeeze_and_excitation():
   y = _layers.GlobalAveragePooling2D(keepdims=True)(x)
   y = _layers.Dense(3, 'relu', name='b')(y)
   y = _layers.Dense(6, 'sigmoid', name='c')(y)
-  x = _layers.Multiply()([x, y])
+  x = ScalarMultiplier()(ScalarBias()(_layers.Multiply()([x, y])))
   x = _layers.ZeroPadding2D(((1, 0), (2, 1)))(x)
   return inputs, _layers.Flatten()(x), {'a': 6, 'b': 3}
 

@@ -1,5 +1,7 @@
 """Fixtures for the tests of training."""
 
+import os
+
 import pytest
 import training_fakes
 
@@ -16,6 +18,14 @@ def model():
 def fake_model():
   """The same for modules in which another model has this name."""
   return training_fakes.build_model()
+
+
+@pytest.fixture(scope='module', autouse=True)
+def no_waiting_for_the_disk():
+  """Only a power failure could tell the difference."""
+  with pytest.MonkeyPatch.context() as monkeypatch:
+    monkeypatch.setattr(os, 'fsync', lambda descriptor: None)
+    yield
 
 
 @pytest.fixture(scope='session')

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tff_bn.training import client_state_codec
+from tff_bn.training import client_state_store
 from tff_bn.training.client_state_store import ClientStateStore
 from tff_bn.training.client_state_store import ClientStateStoreError
 
@@ -31,6 +32,11 @@ def _state(value):
   return collections.OrderedDict(
       gamma=np.full([3], value, np.float32), step=np.array(value, np.int64)
   )
+
+
+def _commit(store, round_num, clients='a'):
+  store.put_many(round_num, {c: _state(round_num) for c in clients})
+  store.commit(round_num)
 
 
 def _value(state):
@@ -101,8 +107,7 @@ def test_state_that_is_not_numeric_is_an_error_and_stores_nothing(store, bad):
 
 def test_get_returns_the_newest_version_up_to_a_round(store):
   for round_num in (2, 5, 9):
-    store.put_many(round_num, {'a': _state(round_num)})
-    store.commit(round_num)
+    _commit(store, round_num)
 
   assert _value(store.get('a')) == 9
   assert [_value(store.get('a', r)) for r in (1, 2, 4, 5, 8, 9, 99)] == [
@@ -113,8 +118,7 @@ def test_get_returns_the_newest_version_up_to_a_round(store):
 
 def test_newest_states_of_all_clients(store):
   for round_num, clients in ((2, 'bA'), (5, 'ca'), (9, 'b')):
-    store.put_many(round_num, {c: _state(round_num) for c in clients})
-    store.commit(round_num)
+    _commit(store, round_num, clients)
 
   found = [(client_id, _value(state)) for client_id, state in store.newest()]
 
@@ -125,8 +129,7 @@ def test_newest_states_of_all_clients(store):
 
 def test_newest_states_are_checked(path):
   with ClientStateStore(path) as store:
-    store.put_many(1, {'a': _state(1), 'b': _state(1)})
-    store.commit(1)
+    _commit(store, 1, 'ab')
   with contextlib.closing(sqlite3.connect(path)) as connection:
     connection.execute(
         "UPDATE states SET state = zeroblob(60) WHERE client_id = 'b'"
@@ -141,8 +144,7 @@ def test_newest_states_are_checked(path):
 
 
 def test_between_commits_only_the_newest_version_is_kept(store):
-  store.put_many(1, {'a': _state(1)})
-  store.commit(1)
+  _commit(store, 1)
   for round_num in (2, 3, 4):
     store.put_many(round_num, {'a': _state(round_num)})
   store.commit(4)
@@ -151,8 +153,7 @@ def test_between_commits_only_the_newest_version_is_kept(store):
 
 
 def test_putting_a_committed_round_again_is_an_error(store):
-  store.put_many(3, {'a': _state(3)})
-  store.commit(3)
+  _commit(store, 3)
 
   with pytest.raises(ValueError, match='round_num=3'):
     store.put_many(3, {'a': _state(4)})
@@ -161,9 +162,7 @@ def test_putting_a_committed_round_again_is_an_error(store):
 
 def test_forget_after_drops_later_versions_and_their_commits(store):
   for round_num in (1, 2, 3):
-    store.put_many(round_num, {'a': _state(round_num)})
-    store.put_many(round_num, {f'only {round_num}': _state(round_num)})
-    store.commit(round_num)
+    _commit(store, round_num, ['a', f'only {round_num}'])
 
   store.forget_after(2)
 
@@ -175,8 +174,7 @@ def test_forget_after_drops_later_versions_and_their_commits(store):
 
 
 def test_forget_after_does_not_raise_the_committed_round(store):
-  store.put_many(1, {'a': _state(1)})
-  store.commit(1)
+  _commit(store, 1)
 
   store.forget_after(5)
 
@@ -184,8 +182,7 @@ def test_forget_after_does_not_raise_the_committed_round(store):
 
 
 def test_forget_everything(store):
-  store.put_many(0, {'a': _state(1)})
-  store.commit(0)
+  _commit(store, 0)
 
   store.forget_after(-1)
 
@@ -195,8 +192,7 @@ def test_forget_everything(store):
 
 def test_prune_keeps_what_the_kept_checkpoints_need(store):
   for round_num, clients in ((1, 'ab'), (2, 'a'), (4, 'ab'), (6, 'a')):
-    store.put_many(round_num, {c: _state(round_num) for c in clients})
-    store.commit(round_num)
+    _commit(store, round_num, clients)
 
   store.prune(3)
 
@@ -207,8 +203,7 @@ def test_prune_keeps_what_the_kept_checkpoints_need(store):
 
 
 def test_prune_leaves_a_client_whose_versions_are_all_newer(store):
-  store.put_many(5, {'a': _state(5)})
-  store.commit(5)
+  _commit(store, 5)
 
   store.prune(3)
 
@@ -218,8 +213,7 @@ def test_prune_leaves_a_client_whose_versions_are_all_newer(store):
 def test_committed_states_survive_closing(path):
   with ClientStateStore(path) as store:
     assert store.committed_round is None
-    store.put_many(1, {'a': _state(1)})
-    store.commit(1)
+    _commit(store, 1)
     store.put_many(2, {'a': _state(2), 'b': _state(2)})
 
   with ClientStateStore(path) as store:
@@ -230,8 +224,7 @@ def test_committed_states_survive_closing(path):
 
 def test_prune_does_not_commit_what_was_put(path):
   with ClientStateStore(path) as store:
-    store.put_many(1, {'a': _state(1)})
-    store.commit(1)
+    _commit(store, 1)
     store.put_many(2, {'a': _state(2)})
     store.prune(1)
 
@@ -318,7 +311,8 @@ def test_flipped_bits_are_an_error(path):
     store.get('a client')
 
 
-def test_file_in_use_is_an_error(path):
+def test_file_in_use_is_an_error(path, monkeypatch):
+  monkeypatch.setattr(client_state_store, '_BUSY_SECONDS', 0.0)
   with (
       ClientStateStore(path),
       pytest.raises(ClientStateStoreError, match='another process'),

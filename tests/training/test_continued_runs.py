@@ -8,7 +8,6 @@ from absl import logging
 import keras
 import numpy as np
 import pytest
-import small_models
 import tensorflow as tf
 import tensorflow_federated as tff
 import training_fakes
@@ -17,10 +16,10 @@ from tff_bn import algorithms
 from tff_bn import data as tff_bn_data
 from tff_bn import training
 from tff_bn.imports import versions
-from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.training import finished as finished_lib
 from tff_bn.training import manifests
+from tff_bn.training import run_identity
 from tff_bn.training import saved_models
 
 _CONFIG = dataclasses.replace(training_fakes.CONFIG, rounds=4, evaluate_every=2)
@@ -33,6 +32,10 @@ def warnings(monkeypatch):
       logging, 'warning', lambda text, *args: texts.append(text % args)
   )
   return texts
+
+
+def _config(**changes):
+  return dataclasses.replace(_CONFIG, **changes)
 
 
 def _train(model, run_dir, stateful=False, config=_CONFIG, **kwargs):
@@ -74,39 +77,36 @@ class TestSettings:
       self, model, finished, changes, message
   ):
     before = training_fakes.files(finished)
-    other = dataclasses.replace(_CONFIG, rounds=6, **changes)
+    other = _config(rounds=6, **changes)
     with pytest.raises(ValueError, match=f'a run that differs in .*{message}'):
       _train(model, finished, True, other)
     assert training_fakes.files(finished) == before
 
   def test_settings_of_the_caller(self, model, tmp_path):
-    _train(model, tmp_path, settings=dict(client_learning_rate='0.1'))
+    def train(rate='0.1', every='2', **kwargs):
+      settings = dict(client_learning_rate=rate, checkpoint_every=every)
+      config = _config(rounds=1)
+      _train(model, tmp_path, config=config, settings=settings, **kwargs)
+      return settings
+
+    # Those that may change are no part of the run's identity.
+    for every in ('2', '3'):
+      # They are saved with the models.
+      assert train(every=every) == finished_lib.saved_settings(tmp_path)
+      assert training.is_finished(tmp_path)
     with pytest.raises(
         ValueError, match=r'client_learning_rate \(0.1, now 0.2\)'
     ):
-      _train(model, tmp_path, settings=dict(client_learning_rate='0.2'))
-
-  def test_settings_that_may_change(self, model, run):
-    config = dataclasses.replace(
-        _CONFIG, rounds=5, checkpoint_every=3, max_failed_rounds=1
-    )
-    result = _train(model, run, True, config)
-    assert result.resumed_from == 4
-
-  def test_settings_are_saved_with_the_models(self, model, tmp_path):
-    # Those that may change are no part of the run's identity.
-    for number in ('2', '3'):
-      settings = dict(client_learning_rate='0.1', checkpoint_every=number)
-      _train(model, tmp_path, settings=settings)
-      assert finished_lib.saved_settings(tmp_path) == settings
-      assert training.is_finished(tmp_path)
+      train(rate='0.2')
+    with pytest.raises(ValueError, match='train_on_union'):
+      train(train_on_union=True)
     (tmp_path / 'model/manifest.json').unlink()
     assert finished_lib.saved_settings(tmp_path) is None
 
-  def test_training_on_the_union(self, model, tmp_path):
-    _train(model, tmp_path)
-    with pytest.raises(ValueError, match='train_on_union'):
-      _train(model, tmp_path, train_on_union=True)
+  def test_settings_that_may_change(self, model, run):
+    config = _config(rounds=5, checkpoint_every=3, max_failed_rounds=1)
+    result = _train(model, run, True, config)
+    assert result.resumed_from == 4
 
   def test_run_without_a_checkpoint_may_start_again(
       self, model, tmp_path, monkeypatch
@@ -115,7 +115,7 @@ class TestSettings:
       context.setattr(np, 'savez', lambda *args, **kwargs: 1 / 0)
       with pytest.raises(ZeroDivisionError):
         _train(model, tmp_path, stateful=True)
-    other = dataclasses.replace(_CONFIG, seed=5)
+    other = _config(seed=5, rounds=1)
     assert _train(model, tmp_path, True, other).resumed_from is None
 
 
@@ -159,14 +159,13 @@ class TestData:
     prints = {d.fingerprint() for d in [data, *others]}
     assert len(prints) == len(others) + 1
 
-  def test_other_data_is_refused(self, model, tmp_path):
-    _train(model, tmp_path)
+  def test_other_data_is_refused(self, model, finished):
     other = training_fakes.FakeData()
     other.fingerprint = lambda: 'other'
-    before = training_fakes.files(tmp_path)
+    before = training_fakes.files(finished)
     with pytest.raises(ValueError, match="differs in the clients' data"):
-      _train(model, tmp_path, data=other)
-    assert training_fakes.files(tmp_path) == before
+      _train(model, finished, True, data=other)
+    assert training_fakes.files(finished) == before
 
   @pytest.mark.parametrize('bad', [3, None, b'a', ('a',)])
   def test_ids_must_be_strings(self, model, tmp_path, bad):
@@ -185,89 +184,59 @@ class TestData:
     with pytest.raises(ValueError, match='cannot be encoded as UTF-8'):
       self._data(train_indices={'\ud800': np.arange(3)})
 
-  @pytest.mark.parametrize(
-      'ids',
-      [
-          ['x' * 250, 'x' * 249 + 'y', '汉' * 100, '汉' * 99 + '字'],
-          ['', '.', '..', '/'],
-          ['a/b', 'a_b', 'a\nb', 'a\0b'],
-          ['A', 'a', ' a', 'a '],
-      ],
-  )
-  def test_ids_of_any_form(self, model, tmp_path, ids, monkeypatch):
-    monkeypatch.setattr(training_fakes, 'CLIENT_IDS', tuple(ids))
+  def test_ids_of_any_form(self, model, tmp_path, monkeypatch):
+    ids = ('x' * 250, '汉' * 100, 'a\0b', '')
+    monkeypatch.setattr(training_fakes, 'CLIENT_IDS', ids)
     data = training_fakes.FakeData()
-    data.client_ids = tuple(ids)
-    result = _train(model, tmp_path, stateful=True, data=data)
+    data.client_ids = ids
+    config = _config(rounds=1, clients_per_round=None)
+    result = _train(model, tmp_path, True, config, data=data)
     saved = saved_models.SavedModels(tmp_path / 'model')
-    sampled = {i for call in data.calls for i in call['client_ids']}
-    assert set(saved.client_ids) == sampled
+    assert set(saved.client_ids) == set(ids)
+    assert result.rows[-1]['client_test_loss'] is not None
+    ids += ('x' * 249 + 'y', '汉' * 99 + '字', '.', '..', '/', 'a/b', 'a_b')
+    ids += ('a\nb', 'A', 'a', ' a', 'a ')
     names = [saved_models.client_file_stem(i) for i in ids]
     assert len({name.lower() for name in names}) == len(ids)
     assert all(len(name) < 100 and name.isascii() for name in names)
-    assert result.rows[-1]['client_test_loss'] is not None
 
 
-class TestProcess:
+def test_other_hyperparameters_and_algorithms(model, in_process_runtime):
+  del in_process_runtime
 
-  @pytest.fixture
-  def digits(self):
-    return tff_bn_data.split_dataset(
-        tff_bn_data.load_dataset('digits'), 'iid', 2, seed=0
+  def build(rate):
+    process = algorithms.build_fed_avg(
+        model, tff.learning.optimizers.build_sgdm(rate)
     )
+    return process, process.initialize()
 
-  @pytest.fixture
-  def digits_model(self, digits):
-    return small_models.classifier(
-        lambda: keras.Sequential(
-            [
-                keras.layers.Input([8, 8, 1]),
-                keras.layers.Flatten(),
-                keras.layers.BatchNormalization(),
-                keras.layers.Dense(10),
-            ]
-        ),
-        digits.element_spec,
-    )
+  def identity(process, state):
+    description = run_identity.describe_process(process, state, model)
+    return run_identity.RunIdentity({}, 'data', description)
 
-  @pytest.mark.usefixtures('in_process_runtime')
-  def test_other_hyperparameters_and_algorithms(
-      self, digits, digits_model, tmp_path
-  ):
-    sgd = tff.learning.optimizers.build_sgdm
-    config = dataclasses.replace(_CONFIG, rounds=1)
+  process, state = build(0.1)
+  manifest = identity(process, state).to_manifest()
+  (difference,) = identity(*build(0.2)).differences(manifest)
+  assert difference.startswith('hyperparameters of the algorithm')
+  other = training_fakes.build_process(model, stateful=True)
+  assert identity(other, other.initialize()).differences(manifest) == [
+      'the model or the algorithm'
+  ]
+  # Other initial weights are not used, so they may differ.
+  weights = training_fakes.build_model(seed=1).initial_weights
+  state = state._replace(global_model_weights=weights)
+  assert not identity(process, state).differences(manifest)
 
-    def train(build=algorithms.build_fed_avg, rate=0.1, model=digits_model):
-      process = build(model, sgd(rate))
-      return training.train(process, model, digits, config, tmp_path)
 
-    train()
-    before = training_fakes.files(tmp_path)
-    with pytest.raises(ValueError, match='differs in hyperparameters'):
-      train(rate=0.2)
-    with pytest.raises(ValueError, match='differs in the model or the algo'):
-      train(build=algorithms.build_scaffold)
-    assert training_fakes.files(tmp_path) == before
-    # Other initial weights are not used, so they may differ.
-    other = BatchNormModel(
-        digits_model.keras_model_fn,
-        digits_model.input_spec,
-        digits_model.loss_fn,
-    )
-    assert train(model=other).resumed_from == 1
-
-  def test_changed_code_gives_a_warning(
-      self, model, tmp_path, warnings, monkeypatch
-  ):
-    _train(model, tmp_path)
-    _train(model, tmp_path)
-    assert not any('another version' in text for text in warnings)
-    changed = {**versions.versions(), 'keras': '3.0.0'}
-    monkeypatch.setattr(versions, 'versions', lambda: changed)
-    _train(model, tmp_path)
-    (text,) = [t for t in warnings if 'another version' in t]
-    change = f'keras {keras.__version__} → 3.0.0'
-    assert f'started with another version: {change}' in text
+def test_changed_code_gives_a_warning(model, run, warnings, monkeypatch):
+  _train(model, run, stateful=True)
+  assert not any('another version' in text for text in warnings)
+  changed = {**versions.versions(), 'keras': '3.0.0'}
+  monkeypatch.setattr(versions, 'versions', lambda: changed)
+  _train(model, run, stateful=True)
+  (text,) = [t for t in warnings if 'another version' in t]
+  change = f'keras {keras.__version__} → 3.0.0'
+  assert f'started with another version: {change}' in text
 
 
 class TestFinalModel:
@@ -276,45 +245,38 @@ class TestFinalModel:
   def test_changed_results_are_written_again(
       self, model, tmp_path, stateful, warnings
   ):
-    _train(model, tmp_path, stateful)
+    config = _config(rounds=1)
+    _train(model, tmp_path, stateful, config)
     names = ('metrics.csv', 'client_metrics.csv')
     contents = [(tmp_path / name).read_bytes() for name in names]
-    for damage in (
-        lambda content: content[:-3],
-        lambda content: content[:0],
-        lambda content: content + content.splitlines(True)[-1],
-        lambda content: content.replace(b'0.', b'0.9', 1),
-        None,
-    ):
-      for name, content in zip(names, contents):
-        path = tmp_path / name
-        if damage is None:
-          path.unlink()
-        else:
-          assert damage(content) != content
-          path.write_bytes(damage(content))
+    for name, content in zip(names, contents):
+      path = tmp_path / name
+      for damaged in (
+          content[:-3],
+          b'',
+          content + content.splitlines(True)[-1],
+          content.replace(b'0.', b'0.9', 1),
+      ):
+        assert damaged != content
+        path.write_bytes(damaged)
         assert not training.is_finished(tmp_path)
-        _train(model, tmp_path, stateful)
-        assert path.read_bytes() == content
-        assert training.is_finished(tmp_path)
+      _train(model, tmp_path, stateful, config)
+      assert path.read_bytes() == content
+      path.unlink()
+      assert not training.is_finished(tmp_path)
+    _train(model, tmp_path, stateful, config)
+    assert [(tmp_path / name).read_bytes() for name in names] == contents
+    assert training.is_finished(tmp_path)
     assert any('client_metrics.csv is missing' in text for text in warnings)
     assert any('client_metrics.csv was changed' in text for text in warnings)
 
-  def test_clients_results_are_of_the_last_round(self, model, tmp_path):
-    _train(model, tmp_path)
-    assert (tmp_path / 'client_metrics.csv').exists()
-    process = training_fakes.build_process(model, False, fail_in_round=6)
+  def test_clients_results_are_of_the_last_round(self, model, run):
+    process = training_fakes.build_process(model, True, fail_in_round=6)
     with pytest.raises(KeyboardInterrupt):
-      training.train(
-          process,
-          model,
-          training_fakes.FakeData(),
-          dataclasses.replace(_CONFIG, rounds=6),
-          tmp_path,
-      )
+      _train(model, run, config=_config(rounds=6), process=process)
     # Round 5 is done, so these would be of another model.
-    assert not (tmp_path / 'client_metrics.csv').exists()
-    assert not (tmp_path / 'model').exists()
+    assert not (run / 'client_metrics.csv').exists()
+    assert not (run / 'model').exists()
 
   def _spoil(self, monkeypatch, name, value):
     original = training_fakes.FakeProcess._update
@@ -373,14 +335,13 @@ class TestFinalModel:
     data = training_fakes.FakeData()
     empty = data.test_dataset(4).take(0)
     data.test_dataset = lambda batch_size: empty
-    result = _train(model, tmp_path, data=data)
+    result = _train(model, tmp_path, config=_config(rounds=1), data=data)
     assert np.isnan(result.rows[-1]['test_loss'])
     assert (tmp_path / 'model/model.keras').exists()
 
   @pytest.mark.parametrize(
       ('file', 'damage'),
       [
-          ('model.keras', 'cut'),
           ('model.keras', 'remove'),
           ('weights.npz', 'change'),
           ('manifest.json', 'cut'),
@@ -413,22 +374,23 @@ class TestFinalModel:
       np.testing.assert_array_equal(a, b)
 
   def test_a_clients_damaged_model_is_written_again(self, model, tmp_path):
-    config = dataclasses.replace(_CONFIG, save_client_models='sampled')
+    config = _config(rounds=1, save_client_models='sampled')
     _train(model, tmp_path, True, config)
     folder = tmp_path / 'model'
-    for path in [folder / 'clients.npy', *(folder / 'clients').iterdir()]:
+    records, client = folder / 'clients.npy', next(folder.glob('clients/*'))
+    expected = records.read_bytes()
+    for path in (records, client):
       content = path.read_bytes()
-      for damaged in (None, content[:-1], content[:-1] + b'x'):
+      for damaged in (content[:-1], content[:-1] + b'x', None):
         path.unlink()
         if damaged is not None:
           path.write_bytes(damaged)
         assert not training.is_finished(tmp_path)
         with pytest.raises(manifests.DamagedError, match=path.name):
           saved_models.SavedModels(folder).check()
-        _train(model, tmp_path, True, config)
-        assert training.is_finished(tmp_path)
-        if path.suffix == '.npy':
-          assert path.read_bytes() == content
+      _train(model, tmp_path, True, config)
+      assert training.is_finished(tmp_path)
+      assert records.read_bytes() == expected
 
   def test_models_of_an_earlier_version_are_written_again(
       self, model, run, warnings
@@ -445,13 +407,14 @@ class TestFinalModel:
     assert again['clients'] == manifest['clients']
 
   def test_models_of_another_run(self, model, tmp_path, warnings):
-    _train(model, tmp_path / 'a')
-    _train(model, tmp_path / 'b', config=dataclasses.replace(_CONFIG, seed=1))
+    config = _config(rounds=1)
+    _train(model, tmp_path / 'a', config=config)
+    _train(model, tmp_path / 'b', config=_config(rounds=1, seed=1))
     other = training_fakes.files(tmp_path / 'b/model')
     shutil.rmtree(tmp_path / 'a/model')
     shutil.copytree(tmp_path / 'b/model', tmp_path / 'a/model')
 
-    result = _train(model, tmp_path / 'a')
+    result = _train(model, tmp_path / 'a', config=config)
 
     saved = saved_models.SavedModels(tmp_path / 'a/model').weights(model)
     np.testing.assert_array_equal(
@@ -480,12 +443,8 @@ class _Ratios(training_fakes.FakeStatelessProcess):
 def test_large_updates_are_reported_once_for_each_client(
     model, tmp_path, warnings
 ):
-  config = dataclasses.replace(
-      _CONFIG, clients_per_round=None, evaluate_every=1
-  )
-  result = training.train(
-      _Ratios(model), model, training_fakes.FakeData(), config, tmp_path
-  )
+  config = _config(clients_per_round=None, evaluate_every=1)
+  result = _train(model, tmp_path, config=config, process=_Ratios(model))
   (text,) = [t for t in warnings if 'median' in t]
   assert 'Round 2: the update of client bert/.. (number 1) is 12 times' in text
   assert [row['max_update_norm_ratio'] for row in result.rows] == [

@@ -59,6 +59,11 @@ def model():
   return _build(_dense_model)
 
 
+@pytest.fixture(scope='module')
+def evaluator(model):
+  return evaluation.Evaluator(model)
+
+
 def _random_weights(model, seed):
   rng = np.random.default_rng([seed])
   return model.to_model_weights(
@@ -102,12 +107,12 @@ def _dense_metrics(weights, x, y):
 
 class TestEvaluator:
 
-  def test_mean_is_over_examples_not_over_batches(self, model):
+  def test_mean_is_over_examples_not_over_batches(self, model, evaluator):
     weights = _random_weights(model, 0)
     # A mean over batches would weight the last example tenfold.
     x, y = _examples(11)
 
-    result = evaluation.Evaluator(model).evaluate(weights, _batches((x, y), 10))
+    result = evaluator.evaluate(weights, _batches((x, y), 10))
 
     loss, accuracy = _dense_metrics(weights, x, y)
     assert list(result) == ['loss', 'accuracy', 'num_examples']
@@ -115,17 +120,16 @@ class TestEvaluator:
     np.testing.assert_allclose(result['accuracy'], accuracy, rtol=1e-6)
     assert result['num_examples'] == 11
 
-  def test_batches_of_another_type(self, model):
+  def test_batches_of_another_type(self, model, evaluator):
     x, y = _examples(4)
     with pytest.raises(
         TypeError, match=r'^dataset: y has the dtype int64, .*tf\.cast\(y, tf'
     ):
-      evaluation.Evaluator(model).evaluate(
+      evaluator.evaluate(
           _random_weights(model, 0), _batches((x, y.astype(np.int64)), 2)
       )
 
-  def test_evaluations_do_not_influence_each_other(self, model):
-    evaluator = evaluation.Evaluator(model)
+  def test_evaluations_do_not_influence_each_other(self, model, evaluator):
     data = _batches(_examples(20), 8)
     first = evaluator.evaluate(_random_weights(model, 1), data)
     evaluator.evaluate(_random_weights(model, 2), _batches(_examples(9, 5), 4))
@@ -134,8 +138,7 @@ class TestEvaluator:
 
     assert again == first
 
-  def test_changed_arrays_are_noticed(self, model):
-    evaluator = evaluation.Evaluator(model)
+  def test_changed_arrays_are_noticed(self, model, evaluator):
     weights = _random_weights(model, 1)
     data = _batches(_examples(20), 8)
     evaluator.evaluate(weights, data)
@@ -145,36 +148,35 @@ class TestEvaluator:
     loss, _ = _dense_metrics(weights, *_examples(20))
     np.testing.assert_allclose(result['loss'], loss, rtol=1e-5)
 
-  def test_batches_of_known_size(self, model):
+  def test_batches_of_known_size(self, model, evaluator):
     weights = _random_weights(model, 1)
     data = tf.data.Dataset.from_tensor_slices(_examples(20)).batch(
         5, drop_remainder=True
     )
-    result = evaluation.Evaluator(model).evaluate(weights, data)
+    result = evaluator.evaluate(weights, data)
     loss, _ = _dense_metrics(weights, *_examples(20))
     np.testing.assert_allclose(result['loss'], loss, rtol=1e-5)
 
-  @pytest.mark.parametrize('num_examples', [31, 32, 57])
-  def test_concurrent_batches_change_no_bit(
-      self, model, monkeypatch, num_examples
-  ):
-    weights = _random_weights(model, 1)
-    data = _batches(_examples(num_examples), 4)
-    monkeypatch.setattr(cores, 'num_concurrent', lambda: 1)
-    expected = evaluation.Evaluator(model).evaluate(weights, data)
-    monkeypatch.setattr(cores, 'num_concurrent', lambda: 3)
-    evaluator = evaluation.Evaluator(model)
+  def test_concurrent_batches_change_no_bit(self, model, monkeypatch):
+    def build(num_concurrent):
+      monkeypatch.setattr(cores, 'num_concurrent', lambda: num_concurrent)
+      return evaluation.Evaluator(model)
+
+    one, three = build(1), build(3)
+    weights, other = (_random_weights(model, seed) for seed in (1, 2))
     with mock.patch.object(
         tf.data.Dataset, 'map', autospec=True, side_effect=tf.data.Dataset.map
     ) as concurrent:
-      assert evaluator.evaluate(weights, data) == expected
+      for num_examples in (31, 32, 57):
+        data = _batches(_examples(num_examples), 4)
+        expected = one.evaluate(weights, data)
+        assert three.evaluate(weights, data) == expected
+        loss, accuracy = _dense_metrics(other, *_examples(num_examples))
+        result = three.evaluate(other, data)
+        np.testing.assert_allclose(result['loss'], loss, rtol=1e-5)
+        np.testing.assert_allclose(result['accuracy'], accuracy, rtol=1e-6)
     concurrent.assert_called_once()
     assert concurrent.call_args.kwargs['num_parallel_calls'] == 3
-    other = _random_weights(model, 2)
-    loss, accuracy = _dense_metrics(other, *_examples(num_examples))
-    result = evaluator.evaluate(other, data)
-    np.testing.assert_allclose(result['loss'], loss, rtol=1e-5)
-    np.testing.assert_allclose(result['accuracy'], accuracy, rtol=1e-6)
 
   def test_a_gpu_computes_one_batch_at_a_time(self, model, monkeypatch):
     monkeypatch.setattr(cores, 'num_concurrent', lambda: 3)
@@ -229,20 +231,21 @@ class TestEvaluator:
     assert result['loss'] == pytest.approx(losses.mean(), rel=1e-6)
     assert result['accuracy'] == pytest.approx((logits.argmax(1) == y).mean())
 
-  def test_no_examples(self, model):
-    result = evaluation.Evaluator(model).evaluate(
-        model.initial_weights, _batches(_examples(0), 4)
-    )
+  def test_no_examples(self, model, evaluator):
+    data = _batches(_examples(0), 4)
+    result = evaluator.evaluate(model.initial_weights, data)
 
     assert result['num_examples'] == 0
     assert np.isnan(result['loss'])
     assert np.isnan(result['accuracy'])
+    clients = {'a': model.initial_weights}
+    assert evaluator.evaluate_clients(clients, lambda _: data) is None
 
-  def test_clients_with_data_have_equal_weights(self, model):
+  def test_clients_with_data_have_equal_weights(self, model, evaluator):
     weights = {c: _random_weights(model, i) for i, c in enumerate('abc')}
     data = {'a': _examples(2, 1), 'b': _examples(30, 2), 'c': _examples(0)}
 
-    result = evaluation.Evaluator(model).evaluate_clients(
+    result = evaluator.evaluate_clients(
         weights, lambda client_id: _batches(data[client_id], 8)
     )
 
@@ -254,9 +257,8 @@ class TestEvaluator:
     )
     assert result['num_examples'] == 32
 
-  def test_shared_weights_are_converted_once(self, model):
+  def test_shared_weights_are_converted_once(self, model, evaluator):
     shared, own = (_random_weights(model, i) for i in range(2))
-    evaluator = evaluation.Evaluator(model)
     data = _batches(_examples(7), 8)
     with mock.patch.object(
         model, 'from_model_weights', wraps=model.from_model_weights
@@ -270,15 +272,6 @@ class TestEvaluator:
         result['loss'], np.average(losses, weights=[3, 1]), rtol=1e-5
     )
 
-  def test_no_client_has_data(self, model):
-    assert (
-        evaluation.Evaluator(model).evaluate_clients(
-            {'a': model.initial_weights},
-            lambda _: _batches(_examples(0), 8),
-        )
-        is None
-    )
-
 
 def _weights_by_name(model, weights):
   return {
@@ -289,27 +282,63 @@ def _weights_by_name(model, weights):
 
 class TestReestimateBatchNormStatistics:
 
+  def _check_moments(self, model, x, seen, batch_size=50):
+    """Checks that a layer's statistics become the moments of what it sees."""
+    weights = _random_weights(model, 0)
+    y = np.zeros(len(x), np.int32)
+
+    result = evaluation.reestimate_batch_norm_statistics(
+        model, weights, _batches((x, y), batch_size)
+    )
+
+    mean, variance = result.non_trainable
+    assert mean.dtype == variance.dtype == np.float32
+    seen = seen.reshape(-1, seen.shape[-1]).astype(np.float64)
+    np.testing.assert_allclose(mean, seen.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(variance, seen.var(axis=0), rtol=1e-5)
+    for new, old in zip(result.trainable, weights.trainable):
+      np.testing.assert_array_equal(new, old)
+
   def test_first_layer_gets_the_moments_of_the_data(self):
     # 4-D input, so Keras uses its fused kernel, which has another variance.
     model = _build_sequential(
         lambda: [keras.layers.BatchNormalization(), keras.layers.Flatten()],
         (2, 2, 3),
     )
-    weights = _random_weights(model, 0)
     # Means far from zero, and different in every batch.
-    x, y = _examples(11, shape=(2, 2, 3))
+    x, _ = _examples(11, shape=(2, 2, 3))
     x += 100 + 10 * np.arange(11, dtype=np.float32).reshape(11, 1, 1, 1)
+    self._check_moments(model, x, x, batch_size=4)
 
-    result = evaluation.reestimate_batch_norm_statistics(
-        model, weights, _batches((x, y), 4)
+  def test_mixed_precision(self):
+    model = _build_sequential(
+        lambda: [keras.layers.BatchNormalization(dtype='mixed_bfloat16')]
     )
+    x, _ = _examples(50)
+    self._check_moments(model, x, tf.cast(x, tf.bfloat16).numpy())
 
-    mean, variance = result.non_trainable
-    x = x.astype(np.float64)
-    np.testing.assert_allclose(mean, x.mean(axis=(0, 1, 2)), rtol=1e-6)
-    np.testing.assert_allclose(variance, x.var(axis=(0, 1, 2)), rtol=1e-6)
-    for new, old in zip(result.trainable, weights.trainable):
-      np.testing.assert_array_equal(new, old)
+  def test_shared_layer_pools_its_calls(self):
+    def keras_model_fn():
+      shared = keras.layers.BatchNormalization()
+      x = keras.Input([_FEATURES])
+      added = shared(x) + shared(10.0 * x)
+      return keras.Model(x, keras.layers.Dense(_CLASSES)(added))
+
+    x, _ = _examples(6)
+    self._check_moments(_build(keras_model_fn), x, np.concatenate([x, 10 * x]))
+
+  def test_masked_inputs_do_not_count(self):
+    model = _build_sequential(
+        lambda: [
+            keras.layers.Masking(0.0),
+            keras.layers.BatchNormalization(),
+            keras.layers.Flatten(),
+        ],
+        (4, 2),
+    )
+    x, _ = _examples(6, shape=(4, 2))
+    x[::2, 2:] = 0.0
+    self._check_moments(model, x, x[np.any(x != 0.0, axis=-1)])
 
   @pytest.mark.parametrize('to', ['hybrid', 'batch_renorm'])
   def test_other_layers_normalize_by_the_batches(self, to):
@@ -440,64 +469,6 @@ class TestReestimateBatchNormStatistics:
         rtol=1e-4,
         atol=1e-4,
     )
-
-  def test_mixed_precision(self):
-    model = _build_sequential(
-        lambda: [keras.layers.BatchNormalization(dtype='mixed_bfloat16')]
-    )
-    x, y = _examples(50)
-
-    result = evaluation.reestimate_batch_norm_statistics(
-        model, model.initial_weights, _batches((x, y), 50)
-    )
-
-    seen = tf.cast(x, tf.bfloat16).numpy().astype(np.float64)
-    mean, variance = result.non_trainable
-    assert mean.dtype == variance.dtype == np.float32
-    np.testing.assert_allclose(mean, seen.mean(0), rtol=1e-6)
-    np.testing.assert_allclose(variance, seen.var(0), rtol=1e-6)
-
-  def test_shared_layer_pools_its_calls(self):
-    def keras_model_fn():
-      shared = keras.layers.BatchNormalization()
-      x = keras.Input([_FEATURES])
-      added = shared(x) + shared(10.0 * x)
-      return keras.Model(x, keras.layers.Dense(_CLASSES)(added))
-
-    model = _build(keras_model_fn)
-    x, y = _examples(6)
-
-    result = evaluation.reestimate_batch_norm_statistics(
-        model, model.initial_weights, _batches((x, y), 6)
-    )
-
-    pooled = np.concatenate([x, 10 * x]).astype(np.float64)
-    np.testing.assert_allclose(
-        result.non_trainable[0], pooled.mean(0), rtol=1e-5
-    )
-    np.testing.assert_allclose(
-        result.non_trainable[1], pooled.var(0), rtol=1e-5
-    )
-
-  def test_masked_inputs_do_not_count(self):
-    model = _build_sequential(
-        lambda: [
-            keras.layers.Masking(0.0),
-            keras.layers.BatchNormalization(),
-            keras.layers.Flatten(),
-        ],
-        (4, 2),
-    )
-    x, y = _examples(6, shape=(4, 2))
-    x[::2, 2:] = 0.0
-
-    result = evaluation.reestimate_batch_norm_statistics(
-        model, model.initial_weights, _batches((x, y), 6)
-    )
-
-    kept = x[np.any(x != 0.0, axis=-1)].astype(np.float64)
-    np.testing.assert_allclose(result.non_trainable[0], kept.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(result.non_trainable[1], kept.var(0), rtol=1e-5)
 
   def test_frozen_layer_keeps_its_statistics(self):
     model = _build_sequential(

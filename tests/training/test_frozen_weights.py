@@ -1,6 +1,7 @@
 """Tests of runs of a model with weights that training cannot change."""
 
 import dataclasses
+import functools
 
 import keras
 import numpy as np
@@ -71,13 +72,23 @@ def data():
   return training_example.build_data()
 
 
-def _train(name, model, data, run_dir, rounds=_CONFIG.rounds):
-  process = getattr(algorithms, name)(
-      model, tff.learning.optimizers.build_sgdm(0.1)
-  )
-  return training.train(
-      process, model, data, dataclasses.replace(_CONFIG, rounds=rounds), run_dir
-  )
+@pytest.fixture(scope='module')
+def train(data):
+  """Trains with an algorithm, and returns the model and the results."""
+
+  @functools.cache
+  def build(name):
+    model = _model(data)
+    optimizer = tff.learning.optimizers.build_sgdm(0.1)
+    return model, getattr(algorithms, name)(model, optimizer)
+
+  def train_in(run_dir, name, rounds=_CONFIG.rounds, other_model=None):
+    model, process = build(name)
+    model = other_model or model
+    config = dataclasses.replace(_CONFIG, rounds=rounds)
+    return model, training.train(process, model, data, config, run_dir)
+
+  return train_in
 
 
 def _sizes(run_dir, pattern):
@@ -85,13 +96,13 @@ def _sizes(run_dir, pattern):
 
 
 @pytest.mark.parametrize('name', ['build_fed_avg', 'build_fed_bn'])
-def test_the_runs_files_have_them_only_in_the_final_model(name, data, tmp_path):
-  model = _model(data)
+def test_the_runs_files_have_them_only_in_the_final_model(
+    name, data, train, tmp_path
+):
+  model, result = train(tmp_path, name)
   constants = [model.variables[p] for p in sorted(model.constants)]
   num_bytes = sum(v.num_bytes for v in constants)
   assert len(constants) == 8 and num_bytes == 700 * (4 * (64 + 6) + 1)
-  result = _train(name, model, data, tmp_path)
-
   states = _sizes(tmp_path, 'state.npz')
   assert len(states) == 3 and max(states) < num_bytes / 5
   initial = model.from_model_weights(model.initial_weights)
@@ -113,16 +124,16 @@ def test_the_runs_files_have_them_only_in_the_final_model(name, data, tmp_path):
       np.testing.assert_array_equal(arrays[info.name], value)
 
 
-def test_a_continued_run_needs_the_same_frozen_weights(data, tmp_path):
-  expected = _train('build_fed_bn', _model(data), data, tmp_path / 'at_once')
+def test_a_continued_run_needs_the_same_frozen_weights(data, train, tmp_path):
+  _, expected = train(tmp_path / 'at_once', 'build_fed_bn')
   folder = tmp_path / 'continued'
-  _train('build_fed_bn', _model(data), data, folder, rounds=2)
+  train(folder, 'build_fed_bn', rounds=2)
   with pytest.raises(
       ValueError,
       match=r'a run that differs in weights that training cannot change, such',
   ):
-    _train('build_fed_bn', _model(data, seed=7), data, folder)
-  found = _train('build_fed_bn', _model(data), data, folder)
+    train(folder, 'build_fed_bn', other_model=_model(data, seed=7))
+  _, found = train(folder, 'build_fed_bn')
   assert found.resumed_from == 2
   for a, b in zip(
       tf.nest.flatten(found.model_weights),

@@ -14,6 +14,16 @@ import tensorflow as tf
 from tff_bn.training import metrics_log
 
 
+def _log(folder, **changes):
+  arguments = dict(
+      metric_names=[],
+      is_due=lambda round_num: True,
+      num_rounds=5,
+      costs_fn=lambda round_num, _: {},
+  )
+  return metrics_log.MetricsLog(folder, **{**arguments, **changes})
+
+
 @pytest.mark.parametrize(
     ('num_dropped', 'failed_rounds', 'warns'),
     # The other clients can be without data.
@@ -22,13 +32,7 @@ from tff_bn.training import metrics_log
 def test_warns_of_a_round_without_clients(
     tmp_path, caplog, num_dropped, failed_rounds, warns
 ):
-  log = metrics_log.MetricsLog(
-      tmp_path,
-      metric_names=[],
-      is_due=lambda round_num: True,
-      num_rounds=5,
-      costs_fn=lambda round_num, _: dict(exchanges=0, megabytes=0.0),
-  )
+  log = _log(tmp_path)
   value = dict(
       client_work=dict(num_clients=3, num_dropped_clients=num_dropped),
       finalizer=dict(failed_rounds=failed_rounds, rejected_rounds=0),
@@ -50,12 +54,11 @@ def _shown_on_a_terminal(columns, tmp_path, monkeypatch):
   termios.tcsetwinsize(other_end, (24, columns))
   with open(other_end, 'w', encoding='utf-8') as stream:
     monkeypatch.setattr('sys.stderr', stream)
-    log = metrics_log.MetricsLog(
+    log = _log(
         tmp_path,
         metric_names=['accuracy', 'top3'],
         is_due=lambda round_num: round_num != 1234,
         num_rounds=1500,
-        costs_fn=lambda round_num, _: {},
     )
     value = {'evaluation/test_loss': 1.5, 'evaluation/test_accuracy': 0.8125}
     asyncio.run(log.release(value, 1233))
@@ -82,13 +85,7 @@ def test_bar_shows_everything(columns, tmp_path, monkeypatch):
 
 
 def test_rounds_without_a_finite_loss(tmp_path):
-  log = metrics_log.MetricsLog(
-      tmp_path,
-      metric_names=[],
-      is_due=lambda round_num: True,
-      num_rounds=5,
-      costs_fn=lambda round_num, _: {},
-  )
+  log = _log(tmp_path)
   for losses, since in (
       ([], None),
       ([1.0, float('nan'), 2.0], None),
@@ -102,14 +99,7 @@ def test_rounds_without_a_finite_loss(tmp_path):
 
 
 def test_tensorboard_describes_the_columns(tmp_path):
-  log = metrics_log.MetricsLog(
-      tmp_path,
-      metric_names=['accuracy'],
-      is_due=lambda round_num: True,
-      num_rounds=5,
-      costs_fn=lambda round_num, _: {},
-      has_client_models=True,
-  )
+  log = _log(tmp_path, metric_names=['accuracy'], has_client_models=True)
   value = {
       f'evaluation/{column}': 0.5
       for column in ('test_accuracy', 'client_test_accuracy')

@@ -17,7 +17,7 @@ from tff_bn.keras_model.partition import Role
 from tff_bn.training import evaluation
 from tff_bn.training import saved_models
 
-_FAKE_CONFIG = training_fakes.CONFIG
+_FAKE_CONFIG = dataclasses.replace(training_fakes.CONFIG, rounds=4)
 
 
 class _Process(training_fakes.FakeStatefulProcess):
@@ -95,20 +95,16 @@ def test_evaluations_and_the_final_model_use_the_evaluation_state(
 def test_a_continued_run_gives_the_same(fake_model, tmp_path):
   def train(folder, num_rounds):
     config = dataclasses.replace(_FAKE_CONFIG, rounds=num_rounds)
-    return training.train(
-        _Process(fake_model),
-        fake_model,
-        training_fakes.FakeData(),
-        config,
-        tmp_path / folder,
+    return training_fakes.train(
+        fake_model, tmp_path / folder, config, process=_Process(fake_model)
     )
 
-  at_once = train('a', 7)
-  train('b', 4)
-  continued = train('b', 7)
+  at_once = train('a', 3)
+  train('b', 2)
+  continued = train('b', 3)
   assert continued.rows[-1] == at_once.rows[-1]
   # A finished run has its model already.
-  again = train('b', 7)
+  again = train('b', 3)
   for result in (continued, again):
     for a, b in zip(
         result.model_weights.trainable, at_once.model_weights.trainable
@@ -117,11 +113,9 @@ def test_a_continued_run_gives_the_same(fake_model, tmp_path):
 
 
 def test_few_evaluation_clients(fake_model, tmp_path):
-  config = dataclasses.replace(_FAKE_CONFIG, max_evaluation_clients=2)
+  config = dataclasses.replace(_FAKE_CONFIG, max_evaluation_clients=2, rounds=1)
   process = _Process(fake_model)
-  training.train(
-      process, fake_model, training_fakes.FakeData(), config, tmp_path
-  )
+  training_fakes.train(fake_model, tmp_path, config, process=process)
   assert all(len(clients) == 2 for _, clients in process.evaluated)
 
 
@@ -136,9 +130,8 @@ def test_hbn_is_evaluated_with_statistics_of_all_training_data(tmp_path):
       plain.metrics_fn,
   )
   process = algorithms.build_hbn(model, tff.learning.optimizers.build_sgdm(0.1))
-  result = training.train(
-      process, model, data, training_example.CONFIG, tmp_path
-  )
+  config = dataclasses.replace(training_example.CONFIG, rounds=2)
+  result = training.train(process, model, data, config, tmp_path)
   found = model.from_model_weights(result.model_weights)
   x = data.dataset.x_train[np.concatenate(list(data.train_indices.values()))]
   kernel, bias = found[:2]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 
 import keras
 import numpy as np
@@ -22,16 +23,22 @@ _CONFIG = dataclasses.replace(
 )
 
 
-def _train(model, run_dir, process=None, **changes):
-  if process is None:
-    process = training_fakes.build_process(model, stateful=True)
-  return training.train(
-      process,
-      model,
-      training_fakes.FakeData(),
-      dataclasses.replace(_CONFIG, **changes),
-      run_dir,
-  )
+def _train(model, run_dir, process=None, stateful=True, **changes):
+  config = dataclasses.replace(_CONFIG, **changes)
+  return training_fakes.train(model, run_dir, config, stateful, process=process)
+
+
+@pytest.fixture(scope='module')
+def finished(model, tmp_path_factory):
+  """The folder and the results of a run, which tests must leave as they are."""
+  folder = tmp_path_factory.mktemp('finished')
+  return folder, _train(model, folder)
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+  """A copy of the run's folder."""
+  return shutil.copytree(finished[0], tmp_path / 'run')
 
 
 def _names(folder):
@@ -55,76 +62,68 @@ def _client_weights(run_dir, state, process):
     }
 
 
-def test_weights_of_the_clients(model, tmp_path):
-  process = training_fakes.build_process(model, stateful=True)
-  result = _train(model, tmp_path, process)
-
-  assert _names(tmp_path / 'model') == [
+def test_weights_of_the_clients(model, finished):
+  folder, result = finished
+  assert _names(folder / 'model') == [
       'clients.npy',
       'manifest.json',
       'model.keras',
       'weights.npz',
   ]
-  saved = saved_models.SavedModels(tmp_path / 'model')
+  saved = saved_models.SavedModels(folder / 'model')
   saved.check()
-  expected = _client_weights(tmp_path, result.state, process)
+  process = training_fakes.build_process(model, stateful=True)
+  expected = _client_weights(folder, result.state, process)
   assert list(saved.client_ids) == list(expected)
   assert len(expected) == 3
   for client_id, weights in expected.items():
     _assert_same(saved.weights(model, client_id), weights)
-    found = training_fakes.load_client(tmp_path, client_id)
+    found = training_fakes.load_client(folder, client_id)
     _assert_same(model.from_keras(found), weights)
   _assert_same(saved.weights(model), result.model_weights)
   # Shared variables are not stored again.
-  records = np.load(tmp_path / 'model/clients.npy')
+  records = np.load(folder / 'model/clients.npy')
   assert records.dtype.names == ('moving_mean_4', 'moving_variance_5')
 
 
-@pytest.mark.parametrize('choice', ['sampled', 'all'])
-def test_keras_models_of_clients(model, tmp_path, choice):
-  result = _train(model, tmp_path, save_client_models=choice)
-
-  saved = saved_models.SavedModels(tmp_path / 'model')
-  assert len(saved.client_ids) == 3
-  ids = training_fakes.CLIENT_IDS if choice == 'all' else saved.client_ids
-  stems = {c: saved_models.client_file_stem(c) for c in ids}
-  assert saved.manifest['keras_clients'] == stems
-  assert _names(tmp_path / 'model/clients') == sorted(
-      f'{stem}.keras' for stem in stems.values()
-  )
-  for client_id, stem in stems.items():
-    path = tmp_path / f'model/clients/{stem}.keras'
-    found = model.from_keras(keras.models.load_model(path))
-    if client_id in saved.client_ids:
-      _assert_same(found, saved.weights(model, client_id))
-    else:
-      _assert_same(found, result.model_weights)
-
-
-def test_other_clients_are_saved_by_the_same_run(model, tmp_path):
-  folder = tmp_path / 'model'
-  first = _train(model, tmp_path)
+def test_keras_models_of_clients_are_saved_by_the_same_run(
+    model, run, finished
+):
+  folder = run / 'model'
   records = (folder / 'clients.npy').read_bytes()
-
-  for choice, num_files in (('sampled', 3), ('all', 4), ('none', 0)):
-    result = _train(model, tmp_path, save_client_models=choice)
+  sampled = list(saved_models.SavedModels(folder).client_ids)
+  for choice, ids in (
+      ('all', training_fakes.CLIENT_IDS),
+      ('none', ()),
+      ('sampled', sampled),
+  ):
+    result = _train(model, run, save_client_models=choice)
 
     assert result.resumed_from == 1
-    _assert_same(result.model_weights, first.model_weights)
-    assert len(list(folder.glob('clients/*.keras'))) == num_files
+    _assert_same(result.model_weights, finished[1].model_weights)
     assert (folder / 'clients.npy').read_bytes() == records
-    assert training.is_finished(tmp_path)
+    assert training.is_finished(run)
+    saved = saved_models.SavedModels(folder)
+    assert list(saved.client_ids) == sampled
+    stems = {c: saved_models.client_file_stem(c) for c in ids}
+    assert saved.manifest['keras_clients'] == stems
+    assert {path.stem for path in folder.glob('clients/*')} == set(
+        stems.values()
+    )
+    for client_id, stem in stems.items():
+      path = folder / f'clients/{stem}.keras'
+      found = model.from_keras(keras.models.load_model(path))
+      expected = result.model_weights
+      if client_id in sampled:
+        expected = saved.weights(model, client_id)
+      _assert_same(found, expected)
 
+  result = _train(model, run, rounds=2)
 
-def test_a_continued_run_replaces_the_models(model, tmp_path):
-  _train(model, tmp_path, save_client_models='sampled')
-  records = (tmp_path / 'model/clients.npy').read_bytes()
-
-  result = _train(model, tmp_path, rounds=2)
-
-  assert not (tmp_path / 'model/clients').exists()
-  assert (tmp_path / 'model/clients.npy').read_bytes() != records
-  saved = saved_models.SavedModels(tmp_path / 'model')
+  # The continued run replaces the models.
+  assert not (folder / 'clients').exists()
+  assert (folder / 'clients.npy').read_bytes() != records
+  saved = saved_models.SavedModels(folder)
   saved.check()
   _assert_same(saved.weights(model), result.model_weights)
 
@@ -139,8 +138,7 @@ def test_unknown_choice_of_clients(choice):
 
 
 def test_algorithm_without_client_models(model, tmp_path):
-  process = training_fakes.build_process(model, stateful=False)
-  result = _train(model, tmp_path, process, save_client_models='all')
+  result = _train(model, tmp_path, stateful=False, save_client_models='all')
 
   assert _names(tmp_path / 'model') == [
       'manifest.json',
@@ -247,8 +245,7 @@ def test_export(model, tmp_path, monkeypatch):
   assert path.read_bytes() == content
 
 
-def test_weights_of_another_model_are_an_error(model, tmp_path):
-  _train(model, tmp_path)
+def test_weights_of_another_model_are_an_error(model, finished):
   other = BatchNormModel(
       lambda: keras.Sequential(
           [keras.layers.Input([3]), keras.layers.Dense(2)]
@@ -257,12 +254,11 @@ def test_weights_of_another_model_are_an_error(model, tmp_path):
       model.loss_fn,
   )
   with pytest.raises(ValueError, match='kernel_0 is .*but should be'):
-    saved_models.SavedModels(tmp_path / 'model').weights(other)
+    saved_models.SavedModels(finished[0] / 'model').weights(other)
 
 
-def test_pickles_are_an_error(model, tmp_path):
-  _train(model, tmp_path)
-  path = tmp_path / 'model/weights.npz'
+def test_pickles_are_an_error(model, run, tmp_path):
+  path = run / 'model/weights.npz'
 
   class Evil:
 
@@ -270,9 +266,9 @@ def test_pickles_are_an_error(model, tmp_path):
       return (open, (str(tmp_path / 'evil'), 'w'))
 
   np.savez(path, kernel_0=np.array([Evil()], dtype=object))
-  saved = saved_models.SavedModels(tmp_path / 'model')
+  saved = saved_models.SavedModels(run / 'model')
   # An attacker would store the matching checksum.
-  saved.manifest['files'].update(saved_models._checksums(tmp_path / 'model'))
+  saved.manifest['files'].update(saved_models._checksums(run / 'model'))
   with pytest.raises(manifests.DamagedError, match='weights.npz'):
     saved.weights(model)
   assert not (tmp_path / 'evil').exists()

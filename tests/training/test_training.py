@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import zipfile
 
 from absl import logging
@@ -28,15 +29,17 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import training_fakes
 
-from tff_bn import training
 from tff_bn.analysis import communication
+from tff_bn.training import checkpoint_files
 from tff_bn.training import checkpoints
 from tff_bn.training import client_state_codec
 from tff_bn.training import client_state_store
 from tff_bn.training import evaluation
+from tff_bn.training import manifests
 from tff_bn.training import measures
 from tff_bn.training import metrics_log
 from tff_bn.training import run_identity
+from tff_bn.training import sampling
 
 _CONFIG = training_fakes.CONFIG
 
@@ -51,6 +54,10 @@ class F1OfClasses(keras.metrics.F1Score):
     super().update_state(tf.one_hot(y_true, 2), y_pred, sample_weight)
 
 
+def _config(**changes):
+  return dataclasses.replace(_CONFIG, **changes)
+
+
 def _train(model, run_dir, stateful=False, config=_CONFIG, **kwargs):
   return training_fakes.train(model, run_dir, config, stateful, **kwargs)
 
@@ -58,30 +65,38 @@ def _train(model, run_dir, stateful=False, config=_CONFIG, **kwargs):
 def _run_rounds(model, run_dir, stateful, config=_CONFIG):
   """Trains and returns the numbers of the rounds that were run."""
   process = training_fakes.build_process(model, stateful)
-  training.train(process, model, training_fakes.FakeData(), config, run_dir)
+  _train(model, run_dir, config=config, process=process)
   return process.rounds
+
+
+def _observe(process, fn):
+  """Calls a function before each round of a process."""
+  original = process.next
+
+  def next_fn(*args):
+    fn()
+    return original(*args)
+
+  process.next = next_fn
 
 
 @pytest.fixture(scope='module')
 def finished(model, tmp_path_factory):
-  """The folders of uninterrupted runs, which tests must leave as they are."""
-  folders = {}
+  """Uninterrupted runs, whose folders tests must leave as they are."""
+  runs = {}
   for stateful in (False, True):
-    folders[stateful] = tmp_path_factory.mktemp('finished')
-    _train(model, folders[stateful], stateful)
-  return folders
-
-
-@pytest.fixture(scope='module')
-def uninterrupted(finished):
-  """The snapshots of these runs."""
-  return {key: training_fakes.snapshot(path) for key, path in finished.items()}
+    folder = tmp_path_factory.mktemp('finished')
+    result = _train(model, folder, stateful)
+    runs[stateful] = types.SimpleNamespace(
+        folder=folder, result=result, snapshot=training_fakes.snapshot(folder)
+    )
+  return runs
 
 
 @pytest.fixture
 def run(finished, tmp_path):
   """A copy of the run with client states."""
-  return shutil.copytree(finished[True], tmp_path / 'run')
+  return shutil.copytree(finished[True].folder, tmp_path / 'run')
 
 
 class TestConfig:
@@ -103,13 +118,11 @@ class TestConfig:
   )
   def test_invalid_settings_are_errors(self, changes, message):
     with pytest.raises(ValueError, match=message):
-      dataclasses.replace(_CONFIG, **changes)
+      _config(**changes)
 
   def test_more_clients_than_there_are(self, model, tmp_path):
-    config = dataclasses.replace(_CONFIG, clients_per_round=5)
-
     with pytest.raises(ValueError, match='clients_per_round=5 .* at most 4'):
-      _train(model, tmp_path / 'run', config=config)
+      _train(model, tmp_path / 'run', config=_config(clients_per_round=5))
     assert not (tmp_path / 'run').exists()
 
   def test_union_of_clients_with_states(self, model, tmp_path):
@@ -119,46 +132,42 @@ class TestConfig:
 
 class TestSampling:
 
-  def _calls(self, model, run_dir, config=_CONFIG, **kwargs):
+  def _select(self, num_rounds, train_on_union=False, **changes):
+    """Returns the data of rounds, and the arguments of their datasets."""
     data = training_fakes.FakeData()
-    training.train(
-        training_fakes.build_process(model, False),
-        model,
-        data,
-        config,
-        run_dir,
-        **kwargs,
+    sampler = sampling.RoundSampler(
+        data, _config(**changes), train_on_union=train_on_union
     )
-    return data.calls
+    rounds = [sampler.select(number) for number in range(1, num_rounds + 1)]
+    return rounds, data.calls
 
-  def test_distinct_clients_in_the_order_of_the_data(self, model, tmp_path):
-    config = dataclasses.replace(_CONFIG, rounds=12, clients_per_round=3)
-    calls = self._calls(model, tmp_path, config)
+  def test_distinct_clients_in_the_order_of_the_data(self):
+    rounds, calls = self._select(12, clients_per_round=3)
 
-    rounds = collections.defaultdict(list)
-    for call in calls:
-      rounds[call['round_num']].extend(call['client_ids'])
-    assert list(rounds) == list(range(1, 13))
-    for ids in rounds.values():
-      assert len(set(ids)) == 3
-      assert ids == [i for i in training_fakes.CLIENT_IDS if i in ids]
-    assert len({tuple(ids) for ids in rounds.values()}) > 1
+    assert [(call['round_num'], call['client_ids']) for call in calls] == [
+        (number, (client_id,))
+        for number, selected in enumerate(rounds, start=1)
+        for client_id in selected.client_ids
+    ]
+    all_ids = training_fakes.CLIENT_IDS
+    for selected in rounds:
+      numbers = selected.client_numbers
+      assert numbers == sorted(set(numbers)) and len(numbers) == 3
+      assert selected.client_ids == tuple(all_ids[n] for n in numbers)
+    assert len({selected.client_ids for selected in rounds}) > 1
 
-  def test_sample_depends_on_seed_and_round_alone(self, model, tmp_path):
-    first = self._calls(model, tmp_path / 'first')
-    again = self._calls(model, tmp_path / 'again')
-    other = self._calls(
-        model, tmp_path / 'other', dataclasses.replace(_CONFIG, seed=1)
-    )
+  def test_sample_depends_on_seed_and_round_alone(self):
+    first, calls = self._select(7)
+    again, calls_again = self._select(4)
+    other, other_calls = self._select(7, seed=1)
 
-    assert first == again
-    assert [c['client_ids'] for c in first] != [c['client_ids'] for c in other]
-    assert {call['seed'] for call in other} == {1}
+    assert calls[:8] == calls_again
+    assert [r.client_ids for r in first[:4]] == [r.client_ids for r in again]
+    assert [r.client_ids for r in first] != [r.client_ids for r in other]
+    assert {call['seed'] for call in other_calls} == {1}
 
-  def test_all_clients(self, model, tmp_path):
-    config = dataclasses.replace(_CONFIG, rounds=1, clients_per_round=None)
-
-    calls = self._calls(model, tmp_path, config)
+  def test_all_clients(self):
+    _, calls = self._select(1, clients_per_round=None)
 
     assert calls == [
         dict(
@@ -173,12 +182,14 @@ class TestSampling:
         for client_id in training_fakes.CLIENT_IDS
     ]
 
-  def test_union_is_one_client_with_larger_batches(self, model, tmp_path):
-    config = dataclasses.replace(
-        _CONFIG, rounds=2, clients_per_round=3, local_steps=None, local_epochs=2
+  def test_union_is_one_client_with_larger_batches(self):
+    _, calls = self._select(
+        2,
+        train_on_union=True,
+        clients_per_round=3,
+        local_steps=None,
+        local_epochs=2,
     )
-
-    calls = self._calls(model, tmp_path, config, train_on_union=True)
 
     assert [call['round_num'] for call in calls] == [1, 2]
     for call in calls:
@@ -206,10 +217,11 @@ def evaluated(monkeypatch):
 class TestMetrics:
 
   @training_fakes.both_kinds
-  def test_rows(self, model, tmp_path, stateful):
-    result = _train(model, tmp_path, stateful)
+  def test_rows(self, finished, stateful):
+    result = finished[stateful].result
+    path = finished[stateful].folder / 'metrics.csv'
 
-    header, *lines = (tmp_path / 'metrics.csv').read_text().splitlines()
+    header, *lines = path.read_text().splitlines()
     assert header == (
         'round,train_loss,train_accuracy,test_loss,test_accuracy,'
         'client_test_loss,client_test_accuracy,num_clients,'
@@ -232,17 +244,16 @@ class TestMetrics:
 
   @training_fakes.both_kinds
   def test_test_metrics_are_means_over_the_clients_models(
-      self, model, tmp_path, stateful
+      self, model, finished, stateful
   ):
-    result = _train(model, tmp_path, stateful)
-
+    result, folder = finished[stateful].result, finished[stateful].folder
     data = training_fakes.FakeData()
     evaluator = evaluation.Evaluator(model)
     test, client_test = [], []
     for client_id in training_fakes.CLIENT_IDS:
       weights = result.model_weights
       if stateful:
-        keras_model = training_fakes.load_client(tmp_path, client_id)
+        keras_model = training_fakes.load_client(folder, client_id)
         weights = model.from_keras(keras_model)
       test.append(evaluator.evaluate(weights, data.test_dataset(3)))
       own_data = data.client_test_dataset(client_id, 3)
@@ -266,8 +277,11 @@ class TestMetrics:
   def test_number_of_evaluated_clients_is_bounded(
       self, model, tmp_path, stateful, evaluated
   ):
-    config = dataclasses.replace(
-        _CONFIG, clients_per_round=None, max_evaluation_clients=2, rounds=4
+    config = _config(
+        clients_per_round=None,
+        max_evaluation_clients=2,
+        rounds=2,
+        evaluate_every=1,
     )
     _train(model, tmp_path, stateful, config)
 
@@ -282,7 +296,7 @@ class TestMetrics:
     assert [row['client'] for row in rows] == list(
         training_fakes.CLIENT_IDS[:3]
     )
-    assert {row['round'] for row in rows} == {'4'}
+    assert {row['round'] for row in rows} == {'2'}
     data, evaluator = training_fakes.FakeData(), evaluation.Evaluator(model)
     for row in rows:
       if stateful:
@@ -296,26 +310,19 @@ class TestMetrics:
       assert float(row['loss']) == pytest.approx(expected['loss'], rel=1e-6)
       assert int(row['num_examples']) == expected['num_examples']
 
-  @training_fakes.both_kinds
   def test_of_many_clients_some_are_in_the_table(
-      self, model, tmp_path, stateful, monkeypatch
+      self, model, tmp_path, monkeypatch
   ):
-    config = dataclasses.replace(
-        _CONFIG, clients_per_round=None, max_evaluation_clients=2, rounds=1
-    )
     monkeypatch.setattr(measures, 'MAX_TABLE_CLIENTS', 3)
-    _train(model, tmp_path, stateful, config)
+    config = _config(clients_per_round=None, max_evaluation_clients=2, rounds=1)
+    _train(model, tmp_path, config=config)
     with open(tmp_path / 'client_metrics.csv', encoding='utf-8') as file:
       assert 1 <= len(list(csv.DictReader(file))) <= 2
 
   def test_only_sampled_clients_are_evaluated(self, model, tmp_path, evaluated):
-    config = dataclasses.replace(
-        _CONFIG, clients_per_round=1, rounds=1, evaluate_every=1
-    )
+    config = _config(clients_per_round=1, rounds=1, evaluate_every=1)
     data = training_fakes.FakeData()
-    training.train(
-        training_fakes.build_process(model, True), model, data, config, tmp_path
-    )
+    _train(model, tmp_path, True, config, data=data)
 
     # Round 0: all clients; round 1: twice the sampled client.
     sampled = data.calls[0]['client_ids']
@@ -334,26 +341,18 @@ class TestMetrics:
 
     monkeypatch.setattr(communication, 'ProcessTraffic', FakeTraffic)
 
-    result = _train(model, tmp_path)
+    config = _config(rounds=3, evaluate_every=1)
+    result = _train(model, tmp_path, config=config)
 
-    assert [row['exchanges'] for row in result.rows] == [0, 9, 18, 21]
-    assert [row['megabytes'] for row in result.rows] == [0, 6, 12, 14]
+    assert [row['exchanges'] for row in result.rows] == [0, 3, 6, 9]
+    assert [row['megabytes'] for row in result.rows] == [0, 2, 4, 6]
 
   def test_training_on_the_union_sends_nothing(self, model, tmp_path):
-    result = _train(model, tmp_path, train_on_union=True)
+    config = _config(rounds=1)
+    result = _train(model, tmp_path, config=config, train_on_union=True)
 
     assert {row['exchanges'] for row in result.rows} == {0}
     assert {row['megabytes'] for row in result.rows} == {0}
-
-  def test_unknown_costs(self, model, tmp_path, caplog):
-    # The process is Python, not TFF.
-    result = _train(model, tmp_path)
-
-    assert [row['round'] for row in result.rows] == [0, 3, 6, 7]
-    assert {row['exchanges'] for row in result.rows[1:]} == {None}
-    assert {row['megabytes'] for row in result.rows[1:]} == {None}
-    warnings = [r for r in caplog.records if 'megabytes' in r.getMessage()]
-    assert len(warnings) == 1
 
   def test_clients_without_test_data(self, model, tmp_path, monkeypatch):
     monkeypatch.setattr(
@@ -362,15 +361,14 @@ class TestMetrics:
         lambda self, client_id, batch_size: self._batches([1], 0, batch_size),
     )
 
-    result = _train(model, tmp_path)
+    result = _train(model, tmp_path, config=_config(rounds=1))
 
     assert {row['client_test_loss'] for row in result.rows} == {None}
 
-  def test_tensorboard(self, model, tmp_path):
-    result = _train(model, tmp_path)
-
+  def test_tensorboard(self, finished):
+    result, folder = finished[False].result, finished[False].folder
     scalars = collections.defaultdict(dict)
-    for path in (tmp_path / 'logdir').iterdir():
+    for path in (folder / 'logdir').iterdir():
       for event in tf.compat.v1.train.summary_iterator(os.fspath(path)):
         for value in event.summary.value:
           scalars[value.tag][event.step] = tf.make_ndarray(value.tensor)
@@ -388,10 +386,7 @@ class TestMetrics:
       for step, value in expected.items():
         np.testing.assert_allclose(scalars[tag][step], value, rtol=1e-6)
 
-  @training_fakes.both_kinds
-  def test_vectors_have_a_column_for_each_entry(
-      self, tmp_path, stateful, monkeypatch
-  ):
+  def test_vectors_have_a_column_for_each_entry(self, tmp_path, monkeypatch):
     model = training_fakes.build_model(lambda: [F1OfClasses()])
     original = training_fakes._metrics
 
@@ -408,7 +403,8 @@ class TestMetrics:
       del run
       yield hooked.append
 
-    result = _train(model, tmp_path, stateful, metrics_hook=hook)
+    config = _config(rounds=1)
+    result = _train(model, tmp_path, config=config, metrics_hook=hook)
 
     with open(tmp_path / 'metrics.csv', encoding='utf-8') as file:
       rows = list(csv.DictReader(file))
@@ -421,14 +417,13 @@ class TestMetrics:
     assert (last['train_f1_0'], last['train_f1_1']) == ('0.25', '0.75')
     assert hooked[-1] == result.rows[-1]
     data = training_fakes.FakeData()
-    if not stateful:
-      keras_model = keras.models.load_model(tmp_path / 'model' / 'model.keras')
-      metric = F1OfClasses()
-      for x, y in data.test_dataset(256):
-        metric.update_state(y, keras_model(x))
-      assert [float(last[f'test_f1_{entry}']) for entry in (0, 1)] == (
-          pytest.approx(metric.result(), rel=1e-6)
-      )
+    keras_model = keras.models.load_model(tmp_path / 'model' / 'model.keras')
+    metric = F1OfClasses()
+    for x, y in data.test_dataset(256):
+      metric.update_state(y, keras_model(x))
+    assert [float(last[f'test_f1_{entry}']) for entry in (0, 1)] == (
+        pytest.approx(metric.result(), rel=1e-6)
+    )
     with open(tmp_path / 'client_metrics.csv', encoding='utf-8') as file:
       clients = list(csv.DictReader(file))
     for entry in (0, 1):
@@ -443,9 +438,16 @@ class TestMetrics:
     }
     assert {'train/f1_0', 'test/f1_1', 'client_test/f1_1'} <= tags
 
-  def test_plain_progress_lines(self, model, tmp_path, capfd):
-    _train(model, tmp_path)
+  def test_plain_progress_lines_and_unknown_costs(
+      self, model, tmp_path, capfd, caplog
+  ):
+    # The process is Python, not TFF.
+    result = _train(model, tmp_path)
 
+    assert {row['exchanges'] for row in result.rows[1:]} == {None}
+    assert {row['megabytes'] for row in result.rows[1:]} == {None}
+    warnings = [r for r in caplog.records if 'megabytes' in r.getMessage()]
+    assert len(warnings) == 1
     output = capfd.readouterr()
     lines = output.err.splitlines()
     shown = [line.split()[1] for line in lines if line.startswith('round ')]
@@ -455,28 +457,22 @@ class TestMetrics:
     assert not output.out
 
   def test_no_progress_with_errors_only(self, model, tmp_path, capfd):
-    verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
-    try:
-      _train(model, tmp_path)
-    finally:
-      logging.set_verbosity(verbosity)
+    _train(model, tmp_path, config=_config(rounds=1))
 
     assert not capfd.readouterr().err
 
 
 class TestFinalModel:
 
-  def test_clients_models_and_their_merger(self, model, tmp_path):
-    result = _train(model, tmp_path, stateful=True)
-
+  def test_clients_models_and_their_merger(self, model, finished):
+    result, folder = finished[True].result, finished[True].folder
     clients = [
-        model.from_keras(training_fakes.load_client(tmp_path, client_id))
+        model.from_keras(training_fakes.load_client(folder, client_id))
         for client_id in training_fakes.CLIENT_IDS
     ]
-    assert len(clients) == len(training_fakes.CLIENT_IDS)
     merged = model.from_keras(
-        keras.models.load_model(tmp_path / 'model/model.keras')
+        keras.models.load_model(folder / 'model/model.keras')
     )
     means = np.array([c.non_trainable[0] for c in clients], np.float64)
     variances = np.array([c.non_trainable[1] for c in clients], np.float64)
@@ -495,36 +491,28 @@ class TestFinalModel:
       np.testing.assert_array_equal(merged_value, value)
 
 
-class TestClientStates:
+def _states(run_dir):
+  """Returns the bytes of the clients' states."""
+  with client_state_store.ClientStateStore(
+      run_dir / 'client_states.sqlite'
+  ) as store:
+    return {
+        client_id: client_state_codec.encode_state(store.get(client_id))
+        for client_id in store.client_ids()
+    }
 
-  def _states(self, run_dir, config, model):
-    _train(model, run_dir, True, config)
-    with client_state_store.ClientStateStore(
-        run_dir / 'client_states.sqlite'
-    ) as store:
-      return {c: store.get(c) for c in store.client_ids()}
 
-  def test_client_that_is_not_sampled_keeps_its_state_to_the_bit(
-      self, model, tmp_path
-  ):
-    config = dataclasses.replace(_CONFIG, rounds=6)
-    before = self._states(tmp_path, config, model)
-    data = training_fakes.FakeData()
-    more = dataclasses.replace(config, rounds=7)
-    training.train(
-        training_fakes.build_process(model, True), model, data, more, tmp_path
-    )
-    sampled = {i for call in data.calls for i in call['client_ids']}
+def test_client_that_is_not_sampled_keeps_its_state_to_the_bit(model, run):
+  before, data = _states(run), training_fakes.FakeData()
 
-    after = self._states(tmp_path, more, model)
+  _train(model, run, True, _config(rounds=8), data=data)
 
-    assert len(sampled) == 2
-    assert before.keys() == after.keys() == set(training_fakes.CLIENT_IDS)
-    for client_id in before:
-      same = client_state_codec.encode_state(
-          before[client_id]
-      ) == client_state_codec.encode_state(after[client_id])
-      assert same == (client_id not in sampled)
+  after = _states(run)
+  sampled = {i for call in data.calls for i in call['client_ids']}
+  assert len(sampled) == 2
+  assert before.keys() == after.keys() == set(training_fakes.CLIENT_IDS)
+  changed = {c for c in before if before[c] != after[c]}
+  assert changed == sampled
 
 
 # All functions that change a run's folder.
@@ -560,19 +548,18 @@ class TestResume:
 
   @training_fakes.both_kinds
   def test_finished_run_returns_its_results(
-      self, model, tmp_path, stateful, uninterrupted
+      self, model, tmp_path, stateful, finished
   ):
-    first = _train(model, tmp_path, stateful)
+    first = finished[stateful].result
+    run = shutil.copytree(finished[stateful].folder, tmp_path / 'run')
     files = {
         path: path.stat().st_mtime_ns
-        for path in tmp_path.rglob('*')
+        for path in run.rglob('*')
         if path.is_file() and path.name != 'client_states.sqlite'
     }
     process = training_fakes.build_process(model, stateful)
 
-    again = training.train(
-        process, model, training_fakes.FakeData(), _CONFIG, tmp_path
-    )
+    again = _train(model, run, process=process)
 
     assert process.rounds == []
     assert again.resumed_from == 7
@@ -586,43 +573,43 @@ class TestResume:
       assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
     for path, modified in files.items():
       assert path.stat().st_mtime_ns == modified
-    assert training_fakes.snapshot(tmp_path) == uninterrupted[stateful]
+    assert training_fakes.snapshot(run) == finished[stateful].snapshot
 
   @pytest.mark.parametrize(
-      ('stateful', 'fail_in_round'),
-      [(False, 1), (True, 1), (False, 4), (True, 7)],
+      ('stateful', 'fail_in_round'), [(True, 1), (False, 4), (True, 7)]
   )
   def test_interrupted_run_continues_after_its_last_checkpoint(
-      self, model, tmp_path, stateful, fail_in_round, uninterrupted
+      self, model, tmp_path, stateful, fail_in_round, finished
   ):
     process = training_fakes.build_process(
         model, stateful, fail_in_round=fail_in_round
     )
     with pytest.raises(KeyboardInterrupt):
-      training.train(
-          process, model, training_fakes.FakeData(), _CONFIG, tmp_path
-      )
+      _train(model, tmp_path, process=process)
     assert not (tmp_path / 'model').exists()
 
     result = _train(model, tmp_path, stateful)
 
     # The last round was saved although no checkpoint was due.
     assert result.resumed_from == fail_in_round - 1
-    assert training_fakes.snapshot(tmp_path) == uninterrupted[stateful]
+    assert training_fakes.snapshot(tmp_path) == finished[stateful].snapshot
 
   def test_death_after_every_write(self, model, tmp_path):
-    config = dataclasses.replace(
-        _CONFIG, rounds=3, evaluate_every=2, save_client_models='all'
-    )
+    config = _config(rounds=3, evaluate_every=2, save_client_models='sampled')
     run_dir = tmp_path / 'run'
     copies = []
     copytree = shutil.copytree
     is_copying = False
+    num_writes = 0
 
     def copy():
       # The files that a killed process would leave.
-      nonlocal is_copying
+      nonlocal is_copying, num_writes
       if is_copying or not run_dir.exists():
+        return
+      num_writes += 1
+      # Writes that follow each other leave the same, but for one file.
+      if num_writes % 3 != 2:
         return
       is_copying = True
       copies.append(tmp_path / f'copy {len(copies)}')
@@ -632,45 +619,45 @@ class TestResume:
     with pytest.MonkeyPatch.context() as monkeypatch:
       _call_after_every_write(monkeypatch, copy)
       _train(model, run_dir, True, config)
-    assert len(copies) > 40
+    assert num_writes > 40
 
-    # Writes that follow each other leave the same, but for one file.
-    for path in copies[1::3]:
+    expected = training_fakes.snapshot(run_dir)
+    for path in copies:
       _train(model, path, True, config)
 
       assert not list(path.rglob('*.part'))
-      assert training_fakes.snapshot(path) == training_fakes.snapshot(run_dir)
+      assert training_fakes.snapshot(path) == expected
 
-  @training_fakes.both_kinds
-  def test_more_rounds_later(self, model, tmp_path, stateful, uninterrupted):
-    fewer = dataclasses.replace(_CONFIG, rounds=4)
-    assert _run_rounds(model, tmp_path, stateful, fewer) == [1, 2, 3, 4]
+  def test_more_rounds_later(self, model, tmp_path, finished):
+    run_dir = tmp_path / 'lr[0.1]*?{a,b}'
+    fewer = _config(rounds=4)
+    assert _run_rounds(model, run_dir, True, fewer) == [1, 2, 3, 4]
 
-    assert _run_rounds(model, tmp_path, stateful) == [5, 6, 7]
+    assert _run_rounds(model, run_dir, True) == [5, 6, 7]
 
     # Round 4 is no longer the last round and has no row.
-    assert training_fakes.snapshot(tmp_path) == uninterrupted[stateful]
+    assert training_fakes.snapshot(run_dir) == finished[True].snapshot
 
   def test_fewer_rounds_later(self, model, run):
     with pytest.raises(ValueError, match='rounds=6'):
-      _train(model, run, True, dataclasses.replace(_CONFIG, rounds=6))
+      _train(model, run, True, _config(rounds=6))
 
-  def test_missing_model_is_saved_again(self, model, run, uninterrupted):
+  def test_missing_model_is_saved_again(self, model, run, finished):
     shutil.rmtree(run / 'model')
 
     assert _run_rounds(model, run, stateful=True) == []
 
-    assert training_fakes.snapshot(run) == uninterrupted[True]
+    assert training_fakes.snapshot(run) == finished[True].snapshot
 
   def test_metrics_are_restored_from_the_checkpoint(
-      self, model, run, uninterrupted, caplog
+      self, model, run, finished, caplog
   ):
     (run / 'metrics.csv').write_bytes(bytes(range(256)))
 
     assert _run_rounds(model, run, stateful=True) == []
 
     assert 'is written again, from the checkpoint' in caplog.text
-    assert training_fakes.snapshot(run) == uninterrupted[True]
+    assert training_fakes.snapshot(run) == finished[True].snapshot
 
   def test_metrics_of_another_run_are_not_overwritten(self, model, tmp_path):
     path = tmp_path / 'metrics.csv'
@@ -680,32 +667,29 @@ class TestResume:
       _train(model, tmp_path)
     assert path.read_text() == 'round,mine\n1,2\n'
 
-  def test_checkpoints_of_another_model_are_an_error(self, model, tmp_path):
-    _train(model, tmp_path)
+  def test_checkpoints_of_another_model_are_an_error(self, model, finished):
+    folder = finished[False].folder
     other = training_fakes.FakeStatelessProcess(model)
     other.initialize = lambda: dict(x=np.zeros([3]))
-    before = training_fakes.files(tmp_path)
+    before = training_fakes.files(folder)
 
     with pytest.raises(ValueError, match='another model or algorithm'):
-      training.train(other, model, training_fakes.FakeData(), _CONFIG, tmp_path)
-    assert training_fakes.files(tmp_path) == before
+      _train(model, folder, process=other)
+    assert training_fakes.files(folder) == before
 
   def test_run_in_progress_is_an_error(self, model, tmp_path):
     process = training_fakes.build_process(model, False)
     errors = []
 
-    def next_fn(state, datasets):
-      try:
+    def train_again():
+      with pytest.raises(ValueError, match='in progress') as error:
         _train(model, tmp_path)
-      except ValueError as e:
-        errors.append(str(e))
-      return type(process).next(process, state, datasets)
+      errors.append(error)
 
-    process.next = next_fn
-    training.train(process, model, training_fakes.FakeData(), _CONFIG, tmp_path)
+    _observe(process, train_again)
+    _train(model, tmp_path, config=_config(rounds=1), process=process)
 
-    assert len(errors) == 7
-    assert 'in progress' in errors[0]
+    assert len(errors) == 1
 
 
 def _truncate(path):
@@ -782,8 +766,6 @@ _UNUSABLE = {
             "DELETE FROM states WHERE client_id = 'anna'",
             "UPDATE states SET client_id = 'emil' WHERE client_id = 'anna'",
             "UPDATE OR REPLACE states SET round = 1 WHERE client_id = 'anna'",
-            'UPDATE states SET state = (SELECT state FROM states WHERE'
-            " client_id = 'dora') WHERE client_id = 'anna'",
             "UPDATE states SET state = CAST(substr(state, 1, 40) || x'00' ||"
             " substr(state, 42) AS BLOB) WHERE client_id = 'anna'",
         )
@@ -817,17 +799,25 @@ class TestDamagedCheckpoints:
           ('manifest.json', _remove_folder),
       ],
   )
-  def test_previous_checkpoint_is_used(
-      self, model, run, damage, file, uninterrupted, caplog
-  ):
+  def test_damage_is_found(self, run, damage, file):
+    folder = checkpoint_files.CheckpointFolder(run / 'checkpoints')
+    folder.read(7)
     damage(run / 'checkpoints/round_7' / file)
+    with pytest.raises(manifests.DamagedError, match='round_7'):
+      folder.read(7)
+
+  @pytest.mark.parametrize('file', ['state.npz', 'manifest.json'])
+  def test_previous_checkpoint_is_used(
+      self, model, run, finished, caplog, file
+  ):
+    _flip_bits(run / 'checkpoints/round_7' / file)
 
     result = _train(model, run, stateful=True)
 
     assert result.resumed_from == 6
     assert 'round_7' in caplog.text
     assert 'the one before it is used' in caplog.text
-    assert training_fakes.snapshot(run) == uninterrupted[True]
+    assert training_fakes.snapshot(run) == finished[True].snapshot
     assert (run / 'checkpoints/unusable_round_7').exists()
 
   @pytest.mark.parametrize('case', _UNUSABLE)
@@ -838,7 +828,7 @@ class TestDamagedCheckpoints:
 
   @pytest.mark.parametrize('name', ['state.npz', 'manifest.json', 'metrics'])
   def test_files_that_can_not_be_read_now_are_kept(
-      self, model, run, name, uninterrupted, monkeypatch
+      self, model, run, name, finished, monkeypatch
   ):
     """A file that can't be read at present may be intact."""
     before = training_fakes.files(run)
@@ -856,16 +846,7 @@ class TestDamagedCheckpoints:
 
     assert training_fakes.files(run) == before
     assert _run_rounds(model, run, stateful=True) == []
-    assert training_fakes.snapshot(run) == uninterrupted[True]
-
-  def test_special_characters_in_the_folders_name(
-      self, model, tmp_path, uninterrupted
-  ):
-    run_dir = tmp_path / 'lr[0.1]*?{a,b}'
-    fewer = dataclasses.replace(_CONFIG, rounds=4)
-    assert _run_rounds(model, run_dir, True, fewer) == [1, 2, 3, 4]
-    assert _run_rounds(model, run_dir, True) == [5, 6, 7]
-    assert training_fakes.snapshot(run_dir) == uninterrupted[True]
+    assert training_fakes.snapshot(run) == finished[True].snapshot
 
   def test_older_format_is_an_error(self, model, tmp_path):
     checkpoint = tmp_path / 'checkpoints/round_4'
@@ -881,49 +862,47 @@ class TestServerAndClientsTogether:
   """A crash between the two writes of a checkpoint, in both orders."""
 
   def test_client_states_without_their_checkpoint_are_forgotten(
-      self, model, run, uninterrupted
+      self, model, run, finished
   ):
     shutil.rmtree(run / 'checkpoints/round_7')
 
     result = _train(model, run, stateful=True)
 
     assert result.resumed_from == 6
-    assert training_fakes.snapshot(run) == uninterrupted[True]
+    assert training_fakes.snapshot(run) == finished[True].snapshot
 
   def test_checkpoint_without_its_client_states_is_not_used(
-      self, model, tmp_path, uninterrupted, caplog
+      self, model, run, finished, caplog
   ):
-    _train(model, tmp_path, True, config=dataclasses.replace(_CONFIG, rounds=6))
-    # The file as it was before the commit of round 7.
-    states = (tmp_path / 'client_states.sqlite').read_bytes()
-    _train(model, tmp_path, stateful=True)
-    (tmp_path / 'client_states.sqlite').write_bytes(states)
+    # As before the commit of round 7.
+    with client_state_store.ClientStateStore(
+        run / 'client_states.sqlite'
+    ) as store:
+      store.forget_after(6)
 
-    result = _train(model, tmp_path, stateful=True)
+    result = _train(model, run, stateful=True)
 
     assert result.resumed_from == 6
     assert "the clients' states do not belong to its round" in caplog.text
-    assert training_fakes.snapshot(tmp_path) == uninterrupted[True]
+    assert training_fakes.snapshot(run) == finished[True].snapshot
 
-  def test_older_checkpoints_beside_newer_client_states(self, model, tmp_path):
-    run = tmp_path / 'run'
-    _train(model, run, True, dataclasses.replace(_CONFIG, rounds=3))
-    shutil.copytree(run / 'checkpoints', tmp_path / 'older')
-    _train(model, run, True, dataclasses.replace(_CONFIG, rounds=11))
+  def test_older_checkpoints_beside_newer_client_states(
+      self, model, run, tmp_path
+  ):
+    _train(model, tmp_path / 'older', True, _config(rounds=3))
     shutil.rmtree(run / 'checkpoints')
-    shutil.copytree(tmp_path / 'older', run / 'checkpoints')
+    shutil.copytree(tmp_path / 'older/checkpoints', run / 'checkpoints')
 
     _fails(model, run, 'No checkpoint .* can be used')
 
   def test_client_states_of_another_run(self, model, run, tmp_path):
-    config = dataclasses.replace(_CONFIG, seed=1)
-    _train(model, tmp_path / 'other', True, config)
+    _train(model, tmp_path / 'other', True, _config(rounds=1, seed=1))
     shutil.copy(tmp_path / 'other/client_states.sqlite', run)
 
     _fails(model, run, 'a run with other settings')
 
   def test_every_kept_checkpoint_has_its_client_states(self, model, tmp_path):
-    config = dataclasses.replace(_CONFIG, rounds=20, checkpoint_every=3)
+    config = _config(rounds=20, checkpoint_every=3, evaluate_every=20)
     history = {}
 
     class Recording(training_fakes.FakeStatefulProcess):
@@ -934,7 +913,7 @@ class TestServerAndClientsTogether:
         return output
 
     data = training_fakes.FakeData()
-    training.train(Recording(model), model, data, config, tmp_path)
+    _train(model, tmp_path, config=config, data=data, process=Recording(model))
     sampled = collections.defaultdict(list)
     for call in data.calls:
       sampled[call['round_num']] += call['client_ids']
@@ -974,35 +953,45 @@ def interruptible():
 
 class TestEventLoops:
 
-  def test_inside_a_running_event_loop(self, model, tmp_path, uninterrupted):
+  def test_inside_a_running_event_loop(self, model, tmp_path, finished):
+    class Context(tff.framework.SyncContext):
+
+      def invoke(self, comp, arg):
+        raise NotImplementedError
+
+    context, contexts = Context(), []
+    process = training_fakes.build_process(model, stateful=True)
+    _observe(
+        process,
+        lambda: contexts.append(tff.framework.get_context_stack().current),
+    )
+
     async def notebook_cell():
-      return _train(model, tmp_path, stateful=True)
+      with tff.framework.get_context_stack().install(context):
+        return _train(model, tmp_path, process=process)
 
     result = asyncio.run(notebook_cell())
 
     assert result.rows[-1]['round'] == 7
-    assert training_fakes.snapshot(tmp_path) == uninterrupted[True]
+    assert training_fakes.snapshot(tmp_path) == finished[True].snapshot
     for path in (tmp_path / 'model').rglob('*.keras'):
       assert zipfile.is_zipfile(path)  # Not HDF5.
+    # The context is the caller's.
+    assert set(contexts) == {context}
 
   @pytest.mark.usefixtures('interruptible')
   def test_interrupt_inside_a_running_event_loop(self, model, tmp_path):
-    config = dataclasses.replace(_CONFIG, rounds=2_000)
     process = training_fakes.build_process(model, False)
-    original = process.next
     main_thread = threading.get_ident()
 
-    def next_fn(*args):
+    def interrupt():
       if len(process.rounds) == 2:
         signal.pthread_kill(main_thread, signal.SIGINT)
-      return original(*args)
 
-    process.next = next_fn
+    _observe(process, interrupt)
 
     async def notebook_cell():
-      training.train(
-          process, model, training_fakes.FakeData(), config, tmp_path
-      )
+      _train(model, tmp_path, config=_config(rounds=2_000), process=process)
 
     loop = asyncio.new_event_loop()
     with pytest.raises(KeyboardInterrupt):
@@ -1015,7 +1004,7 @@ class TestEventLoops:
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:
-      _train(model, tmp_path)
+      _train(model, tmp_path, config=_config(rounds=1))
 
       assert asyncio.get_event_loop() is loop
     finally:
@@ -1051,34 +1040,8 @@ class TestEventLoops:
 
     asyncio.run(nothing())
 
-    assert _train(model, tmp_path).rows[-1]['round'] == 7
-
-  def test_context_is_the_callers(self, model, tmp_path):
-    class Context(tff.framework.SyncContext):
-
-      def invoke(self, comp, arg):
-        raise NotImplementedError
-
-    contexts = []
-    process = training_fakes.build_process(model, False)
-    original = process.next
-
-    def next_fn(state, datasets):
-      contexts.append(tff.framework.get_context_stack().current)
-      return original(state, datasets)
-
-    process.next = next_fn
-    context = Context()
-
-    async def notebook_cell():
-      with tff.framework.get_context_stack().install(context):
-        training.train(
-            process, model, training_fakes.FakeData(), _CONFIG, tmp_path
-        )
-
-    asyncio.run(notebook_cell())
-
-    assert set(contexts) == {context}
+    result = _train(model, tmp_path, config=_config(rounds=1))
+    assert result.rows[-1]['round'] == 1
 
 
 def _log(folder):
@@ -1155,9 +1118,7 @@ class TestKill:
 
   @pytest.mark.slow
   def test_kill_at_random_moments(self, model, tmp_path):
-    config = dataclasses.replace(
-        _CONFIG, rounds=24, evaluate_every=2, checkpoint_every=1
-    )
+    config = _config(rounds=24, evaluate_every=2, checkpoint_every=1)
     _train(model, tmp_path / 'uninterrupted', True, config)
     run_dir = tmp_path / 'killed'
     command = [

@@ -1,4 +1,4 @@
-"""Tests the training loop with real algorithms in TFF's native runtime."""
+"""Tests the training loop with real algorithms in TFF's runtimes."""
 
 import dataclasses
 
@@ -26,74 +26,50 @@ def model(data):
   return training_example.build_model(data)
 
 
-@pytest.fixture(scope='module', params=['fed_avg', 'fed_bn', 'scaffold'])
-def algorithm(request):
-  return request.param
-
-
-@pytest.fixture(scope='module')
-def train(model, data, algorithm):
-  """Trains in a folder."""
-  process = training_example.build_process(algorithm, model)
-  with runtime.native_runtime():
-    yield lambda run_dir, config=_CONFIG: training.train(
-        process, model, data, config, run_dir
-    )
-
-
-@pytest.fixture(scope='module')
-def uninterrupted(train, tmp_path_factory):
-  run_dir = tmp_path_factory.mktemp('uninterrupted')
-  return train(run_dir), run_dir
-
-
-def test_it_learns(uninterrupted):
-  result, _ = uninterrupted
-
-  assert [row['round'] for row in result.rows] == [0, 3, 6, 8]
-  assert result.rows[-1]['train_loss'] < result.rows[1]['train_loss']
-  assert result.rows[-1]['test_accuracy'] > 0.2
-  assert result.rows[-1]['num_clients'] == 2
-  assert result.rows[-1]['num_dropped_clients'] == 0
-
-
-@pytest.mark.parametrize('algorithm', ['fed_avg', 'scaffold'], indirect=True)
-def test_resumed_run_equals_an_uninterrupted_one(
-    algorithm, train, uninterrupted, tmp_path
-):
-  train(tmp_path, dataclasses.replace(_CONFIG, rounds=5))
-
-  result = train(tmp_path)
-
-  assert result.resumed_from == 5
-  assert training_fakes.snapshot(tmp_path) == training_fakes.snapshot(
-      uninterrupted[1]
-  )
-  assert result.rows == uninterrupted[0].rows
-
-
-@pytest.mark.parametrize('algorithm', ['fed_bn'], indirect=True)
-def test_killed_program(algorithm, train, uninterrupted, tmp_path):
-  workers = training_example.train_and_kill(tmp_path, algorithm)
+def test_killed_program(model, data, tmp_path):
+  process = training_example.build_process('fed_bn', model)
+  folders = tmp_path / 'uninterrupted', tmp_path / 'killed'
+  workers = training_example.train_and_kill(folders[1], 'fed_bn')
   assert list(workers) == ['worker_binary']
 
-  result = train(tmp_path)
+  with runtime.native_runtime():
+    uninterrupted, result = (
+        training.train(process, model, data, _CONFIG, folder)
+        for folder in folders
+    )
 
   assert result.resumed_from in (2, 4, 6)
-  assert training_fakes.snapshot(tmp_path) == training_fakes.snapshot(
-      uninterrupted[1]
+  assert training_fakes.snapshot(folders[1]) == training_fakes.snapshot(
+      folders[0]
   )
   for worker in workers.values():
     assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+  # It learns.
+  rows = uninterrupted.rows
+  assert [row['round'] for row in rows] == [0, 3, 6, 8]
+  assert rows[-1]['train_loss'] < rows[1]['train_loss']
+  assert rows[-1]['test_accuracy'] > 0.2
+  assert rows[-1]['num_clients'] == 2
+  assert rows[-1]['num_dropped_clients'] == 0
 
 
-@pytest.mark.parametrize('algorithm', ['scaffold'], indirect=True)
-def test_control_variates_are_stored_but_are_not_models(
-    algorithm, uninterrupted
-):
-  del algorithm
-  _, run_dir = uninterrupted
+@pytest.mark.usefixtures('in_process_runtime')
+def test_control_variates_are_stored_but_are_not_models(model, data, tmp_path):
+  process = training_example.build_process('scaffold', model)
 
+  def train(folder, rounds):
+    config = dataclasses.replace(_CONFIG, rounds=rounds, local_steps=4)
+    return training.train(process, model, data, config, folder)
+
+  at_once, run_dir = train(tmp_path / 'at_once', 5), tmp_path / 'resumed'
+  train(run_dir, 3)
+  result = train(run_dir, 5)
+
+  assert result.resumed_from == 3
+  assert training_fakes.snapshot(run_dir) == training_fakes.snapshot(
+      tmp_path / 'at_once'
+  )
+  assert result.rows == at_once.rows
   assert not saved_models.SavedModels(run_dir / 'model').client_ids
   header = (run_dir / 'metrics.csv').read_text().splitlines()[0]
   assert header.endswith(',megabytes,full_rounds,repeated_rounds')

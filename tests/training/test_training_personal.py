@@ -54,16 +54,12 @@ class _RecordingProcess(_PersonalProcess):
     return super().next(state, client_states, datasets)
 
 
-def _train_fake(process, model, run_dir, config=_FAKE_CONFIG):
-  return training.train(
-      process, model, training_fakes.FakeData(), config, run_dir
-  )
-
-
 def test_new_clients_are_personalized_by_their_position(fake_model, tmp_path):
   process = _RecordingProcess(fake_model)
   data = training_fakes.FakeData()
-  training.train(process, fake_model, data, _FAKE_CONFIG, tmp_path)
+  training_fakes.train(
+      fake_model, tmp_path, _FAKE_CONFIG, data=data, process=process
+  )
 
   seen, expected = set(), []
   for round_num in range(1, 8):
@@ -80,11 +76,13 @@ def test_new_clients_are_personalized_by_their_position(fake_model, tmp_path):
 
 
 def test_round_0_is_evaluated_with_the_clients_own_models(fake_model, tmp_path):
-  config = dataclasses.replace(_FAKE_CONFIG, max_evaluation_clients=2, seed=4)
+  config = dataclasses.replace(
+      _FAKE_CONFIG, rounds=1, max_evaluation_clients=2, seed=4
+  )
   process = _PersonalProcess(fake_model)
-  row = _train_fake(process, fake_model, tmp_path, config).rows[0]
+  result = training_fakes.train(fake_model, tmp_path, config, process=process)
 
-  chosen = process.personalized[:2]
+  row, chosen = result.rows[0], process.personalized[:2]
   assert chosen == [0, 2]  # Determined by the seed.
   data = training_fakes.FakeData()
   evaluator = evaluation.Evaluator(fake_model)
@@ -157,6 +155,7 @@ def _drawn(data):
 
 
 def test_clients_keep_their_phases(uninterrupted, data):
+  # The phases do not depend on the round in which a client is first sampled.
   _, run_dir = uninterrupted
   assert _phases(run_dir) == _drawn(data)
 
@@ -185,16 +184,6 @@ def test_models(uninterrupted, model, data):
   found = model.from_model_weights(result.model_weights)
   for a, b in zip(found, merged, strict=True):
     np.testing.assert_array_equal(a, b)
-
-
-def test_phases_do_not_depend_on_when_clients_are_sampled(
-    train, data, tmp_path
-):
-  config = dataclasses.replace(
-      _CONFIG, rounds=1, clients_per_round=None, seed=5
-  )
-  train(tmp_path, config)
-  assert _phases(tmp_path) == _drawn(data)
 
 
 @pytest.mark.slow

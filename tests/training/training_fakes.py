@@ -5,6 +5,7 @@ program, this trains in the folder of its first argument.
 """
 
 import collections
+import functools
 import io
 import json
 import sys
@@ -43,9 +44,9 @@ def _accuracy():
   return [keras.metrics.SparseCategoricalAccuracy('accuracy')]
 
 
-def build_model(metrics_fn=_accuracy):
+def build_model(metrics_fn=_accuracy, seed=0):
   # The same initial weights in every process of the operating system.
-  initializer = keras.initializers.GlorotUniform(seed=0)
+  initializer = keras.initializers.GlorotUniform(seed)
   return BatchNormModel(
       lambda: keras.Sequential(
           [
@@ -66,6 +67,16 @@ def build_model(metrics_fn=_accuracy):
   )
 
 
+@functools.cache
+def _dataset(seed, num_examples, batch_size):
+  rng = np.random.default_rng(seed)
+  x = rng.normal(1.0, 2.0, [num_examples, _FEATURES]).astype(np.float32)
+  y = rng.integers(0, 2, [num_examples]).astype(np.int32)
+  return dataset_options.without_optimizer(
+      tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
+  )
+
+
 class FakeData:
   """Four clients; the last one has no test data."""
 
@@ -81,12 +92,7 @@ class FakeData:
     return self.client_ids.index(client_id)
 
   def _batches(self, seed, num_examples, batch_size):
-    rng = np.random.default_rng(seed)
-    x = rng.normal(1.0, 2.0, [num_examples, _FEATURES]).astype(np.float32)
-    y = rng.integers(0, 2, [num_examples]).astype(np.int32)
-    return dataset_options.without_optimizer(
-        tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
-    )
+    return _dataset(tuple(seed), num_examples, batch_size)
 
   def client_dataset(
       self,
@@ -243,9 +249,11 @@ def build_process(model, stateful, **kwargs):
   return kind(model, **kwargs)
 
 
-def train(model, run_dir, config, stateful=False, data=None, **kwargs):
+def train(
+    model, run_dir, config, stateful=False, data=None, process=None, **kwargs
+):
   return training.train(
-      build_process(model, stateful),
+      process or build_process(model, stateful),
       model,
       data or FakeData(),
       config,

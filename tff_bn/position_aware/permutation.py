@@ -58,19 +58,7 @@ def random_permutations(
     shuffle_probability: float,
     seed: int,
 ) -> dict[str, np.ndarray]:
-  """Draws a random permutation for each group of units.
-
-  Args:
-    groups: The groups, see `unit_groups`.
-    shuffle_probability: P_sf, see `random_permutation`.
-    seed: The random seed.
-
-  Returns:
-    The permutations by the groups' names, for `permute_units`.
-
-  Raises:
-    ValueError: If the probability is not in [0, 1].
-  """
+  """Draws a random permutation for each group, by its name."""
   rng = seeding.generator(None, seed)
   return {
       group.name: random_permutation(group.size, shuffle_probability, rng)
@@ -181,21 +169,28 @@ def permute_units(
     ValueError: If the model is not supported, a group does not exist, or a
       vector is not a permutation of the group's units.
   """
-  groups = {group.name: group for group in tied_units.unit_groups(model)}
-  unknown = [name for name in permutations if name not in groups]
-  if unknown:
-    raise ValueError(
-        f'permutations has the group {unknown[0]!r}, but the model'
-        f' {model.name!r} has the groups'
-        f' {", ".join(map(repr, groups)) or "none"}.'
-    )
+  return _permuted(model, tied_units.unit_groups(model), permutations)
+
+
+def _permuted(
+    model: keras.Model,
+    groups: Iterable[unit_slots.UnitGroup],
+    permutations: Mapping[str, npt.ArrayLike],
+) -> keras.Model:
+  """Implements `permute_units` for a model with these groups."""
+  by_name = {group.name: group for group in groups}
   weights = model.get_weights()
   for name, values in permutations.items():
+    if name not in by_name:
+      raise ValueError(
+          f'permutations has the group {name!r}, but the model {model.name!r}'
+          f' has the groups {", ".join(map(repr, by_name)) or "none"}.'
+      )
     permutation = np.asarray(values)
     _check_permutation(
-        permutation, groups[name].size, f'permutations[{name!r}]'
+        permutation, by_name[name].size, f'permutations[{name!r}]'
     )
-    for occurrence in groups[name].occurrences:
+    for occurrence in by_name[name].occurrences:
       weight, axis = weights[occurrence.weight], occurrence.axis
       sources = np.arange(weight.shape[axis])
       sources[occurrence.positions] = occurrence.positions[permutation]
@@ -228,9 +223,8 @@ def shuffle_units(
     raise ValueError(
         f'The model {model.name!r} has no hidden units that can be permuted.'
     )
-  return permute_units(
-      model, random_permutations(groups, shuffle_probability, seed)
-  )
+  permutations = random_permutations(groups, shuffle_probability, seed)
+  return _permuted(model, groups, permutations)
 
 
 def shuffle_error(
@@ -264,17 +258,9 @@ def shuffle_error(
 
 
 def outputs(model: keras.Model, x: Any) -> np.ndarray:
-  """Computes the outputs of a model for the shuffle error, in inference mode.
+  """Returns the output of a model in inference mode, `float64[examples, J]`.
 
-  Args:
-    model: A model with one output.
-    x: A batch of examples, `[examples, ...]`.
-
-  Returns:
-    The output, flattened to `float64[examples, J]`.
-
-  Raises:
-    ValueError: If the model has several outputs.
+  A model with several outputs raises a `ValueError`.
   """
   found = tree.flatten(model(x, training=False))
   if len(found) != 1:
@@ -287,14 +273,9 @@ def outputs(model: keras.Model, x: Any) -> np.ndarray:
 
 
 def output_change(before: np.ndarray, after: np.ndarray) -> float:
-  """Computes the mean over examples of `‖after - before‖₂ / J` (equation 8).
+  """Returns the mean of `‖after - before‖₂ / J` over examples (equation 8).
 
-  Args:
-    before: The outputs of a model, `[examples, J]`.
-    after: The outputs of another model, of the same shape.
-
-  Returns:
-    The mean.
+  The arrays are the `outputs` of two models.
   """
   errors = np.linalg.norm(after - before, axis=1) / before.shape[1]
   return float(np.mean(errors))

@@ -101,15 +101,12 @@ class Slots:
       weights: Sequence[WeightAxis] = (),
       output_layer: Optional[str] = None,
   ) -> np.ndarray:
-    """Adds an axis.
+    """Adds an axis and returns its slots, `int64[size]`.
 
     Args:
       size: The number of its slots.
       weights: The axes of weights that it stands for.
       output_layer: The name of the layer whose outputs lie on it, if any.
-
-    Returns:
-      The slots, `int64[size]`.
     """
     start = self._num_slots
     self._axes.append(_Axis(start, weights, output_layer))
@@ -117,12 +114,7 @@ class Slots:
     return np.arange(start, self._num_slots)
 
   def tie(self, left: np.ndarray, right: np.ndarray) -> None:
-    """Ties slots to slots.
-
-    Args:
-      left: Slots, `int64[n]`.
-      right: The slots that belong to the same units, `int64[n]`.
-    """
+    """Ties slots to slots that belong to the same units, both `int64[n]`."""
     self._ties.append((left, right))
 
   def fix(self, slots: np.ndarray) -> None:
@@ -130,10 +122,9 @@ class Slots:
     self._fixed.append(slots)
 
   def groups(self) -> list[UnitGroup]:
-    """Finds the groups of hidden units that can trade places.
+    """Returns the groups of at least two units that can trade places.
 
-    Returns:
-      The groups of at least two units, in the order of their layers.
+    They are in the order of their layers.
     """
     candidates = sorted(self._candidates(), key=lambda x: x.first_slot)
     groups = []

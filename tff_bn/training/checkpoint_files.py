@@ -41,14 +41,9 @@ def arrays_checksum(arrays: Sequence[np.ndarray]) -> str:
 
 
 class CheckpointFolder:
-  """A folder of checkpoints of rounds."""
+  """A folder of checkpoints of rounds, which need not exist."""
 
   def __init__(self, path: pathlib.Path):
-    """Initializes the object and writes nothing.
-
-    Args:
-      path: The folder; it need not exist.
-    """
     self.path = path
 
   def _path(self, round_num: int) -> pathlib.Path:
@@ -78,16 +73,10 @@ class CheckpointFolder:
       arrays: Sequence[np.ndarray],
       manifest: Mapping[str, Any],
   ) -> None:
-    """Writes a checkpoint.
+    """Writes a checkpoint of arrays of numbers or booleans.
 
-    Args:
-      round_num: The round.
-      arrays: The arrays, of numbers or booleans.
-      manifest: Further entries of the manifest, as JSON can express them.
-
-    Raises:
-      TypeError: If an array has another dtype.
-      OSError: If the checkpoint can't be written. Then no part of it remains.
+    If it raises an error, no part of the checkpoint remains. `manifest` has
+    further entries of the manifest, as JSON can express them.
     """
     for array in arrays:
       if array.dtype.kind not in 'biufc':
@@ -108,12 +97,6 @@ class CheckpointFolder:
 
   def read_manifest(self, round_num: int) -> dict[str, Any]:
     """Reads and checks a checkpoint's manifest.
-
-    Args:
-      round_num: The round.
-
-    Returns:
-      The manifest.
 
     Raises:
       DamagedError: If the manifest is damaged or missing.
@@ -137,18 +120,9 @@ class CheckpointFolder:
     return manifest
 
   def read(self, round_num: int) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """Reads and checks a checkpoint.
+    """Reads and checks a checkpoint's arrays and manifest.
 
-    Args:
-      round_num: The round.
-
-    Returns:
-      The arrays and the manifest.
-
-    Raises:
-      DamagedError: If the checkpoint is damaged.
-      ValueError: If it has another format.
-      OSError: If it can't be read at present.
+    The errors are those of `read_manifest`.
     """
     manifest = self.read_manifest(round_num)
     path = self._path(round_num) / _STATE
@@ -173,10 +147,7 @@ class CheckpointFolder:
     shutil.rmtree(unfinished)
 
   def set_aside(self, round_num: int) -> pathlib.Path:
-    """Renames a checkpoint so that its round can be saved again.
-
-    Args:
-      round_num: The round.
+    """Renames a checkpoint, so that its round can be saved again.
 
     Returns:
       The new path.

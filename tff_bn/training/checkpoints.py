@@ -22,15 +22,9 @@ _NUM_KEPT = 3
 
 
 def check_run(folder: pathlib.Path, identity: RunIdentity) -> None:
-  """Checks that the checkpoints in a folder belong to a run.
+  """Raises a `ValueError` if a folder has checkpoints of another run.
 
-  Args:
-    folder: The folder; it need not exist.
-    identity: The run.
-
-  Raises:
-    ValueError: If the checkpoints belong to another run or have another format.
-    OSError: If they can't be read at present.
+  The folder need not exist. Checkpoints of another format are an error, too.
   """
   files = checkpoint_files.CheckpointFolder(folder)
   for version in reversed(files.rounds()):
@@ -88,7 +82,7 @@ class CheckpointManager(tff.program.ProgramStateManager):
       folder: The folder of the checkpoints.
       every: The number of rounds between two checkpoints.
       last_round: The run's last round, which always has a checkpoint.
-      identity: The identity of the run.
+      identity: Identifies the run.
       log: The run's metrics.
       store: The clients' states, if clients have any.
       failed_rounds: Returns the number of failed rounds in a row up to a state.
@@ -102,15 +96,11 @@ class CheckpointManager(tff.program.ProgramStateManager):
     self._store = store
     self._failed_rounds = failed_rounds
     self._is_finite = is_finite
-    self._resumed_from: Optional[int] = None
+    # The round that `load_latest` loaded; `None` if it loaded none.
+    self.resumed_from: Optional[int] = None
     # The last state that was given to `save`, with its round.
     self._latest: Optional[tuple[Any, int]] = None
     self._saved_round: Optional[int] = None
-
-  @property
-  def resumed_from(self) -> Optional[int]:
-    """The round that `load_latest` loaded; `None` if it loaded none."""
-    return self._resumed_from
 
   @override
   async def get_versions(self) -> Optional[list[int]]:
@@ -118,21 +108,14 @@ class CheckpointManager(tff.program.ProgramStateManager):
 
   @override
   async def load(self, version: int, structure: Any) -> Any:
-    """Loads one checkpoint.
-
-    Args:
-      version: The round.
-      structure: A state of the same structure, dtypes and shapes.
-
-    Returns:
-      The server's state, with NumPy leaves.
+    """Loads the server's state after round `version`, with NumPy leaves.
 
     Raises:
       DamagedError: If the checkpoint is damaged.
-      ValueError: If it belongs to another run.
+      ValueError: If it belongs to another run, or `structure` has another
+        structure, or other dtypes or shapes.
     """
-    state, _ = self._load(version, structure)
-    return state
+    return self._load(version, structure)[0]
 
   def _load(self, version: int, structure: Any) -> tuple[Any, dict[str, Any]]:
     _check_run(self._files, version, self._identity)
@@ -153,9 +136,6 @@ class CheckpointManager(tff.program.ProgramStateManager):
   @override
   async def load_latest(self, structure: Any) -> tuple[Any, int]:
     """Loads the newest usable checkpoint, and forgets all later states.
-
-    Args:
-      structure: A state of the same structure, dtypes and shapes.
 
     Returns:
       The server's state and its round, or `(None, 0)` if the run has not begun.
@@ -234,7 +214,13 @@ class CheckpointManager(tff.program.ProgramStateManager):
     # First, because this may raise an error, and then nothing may be changed.
     self._log.restore(manifest['metrics'])
     for number, error in unusable.items():
-      self._set_aside(number, error)
+      logging.warning(
+          'The checkpoint of round %d cannot be used (%s). It is kept as %s,'
+          ' and the one before it is used.',
+          number,
+          error,
+          self._files.set_aside(number),
+      )
     for change in changed_versions(manifest):
       logging.warning(
           'The run was started with another version: %s. The results may differ'
@@ -243,27 +229,12 @@ class CheckpointManager(tff.program.ProgramStateManager):
       )
     if self._store is not None:
       self._store.forget_after(version)
-    self._resumed_from = version
+    self.resumed_from = version
     self._saved_round = version
-
-  def _set_aside(self, version: int, error: Exception) -> None:
-    target = self._files.set_aside(version)
-    logging.warning(
-        'The checkpoint of round %d cannot be used (%s). It is kept as %s, and'
-        ' the one before it is used.',
-        version,
-        error,
-        target,
-    )
 
   @override
   async def save(self, program_state: Any, version: int) -> None:
-    """Saves a checkpoint if one is due.
-
-    Args:
-      program_state: The server's state.
-      version: The round.
-    """
+    """Saves the server's state after round `version` if a checkpoint is due."""
     self._latest = (program_state, version)
     if version % self._every == 0 or version == self._last_round:
       self._save(program_state, version)

@@ -1,7 +1,7 @@
 """Encodes a client's state as bytes."""
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import functools
 import hashlib
 import json
@@ -28,7 +28,7 @@ def encode_state(state: Any, owner: str = '') -> bytes:
   Args:
     state: Nested dictionaries with string keys, lists and tuples of NumPy
       arrays, or of values that `np.asarray` turns into numeric arrays.
-    owner: The owner of the state. Only this owner can decode the bytes.
+    owner: Only this owner can decode the bytes.
 
   Returns:
     The bytes.
@@ -82,10 +82,6 @@ def check_checksum(data: bytes, owner: str) -> bytes:
 def decode_state(data: bytes, owner: str = '') -> Any:
   """Decodes a state that `encode_state` encoded.
 
-  Args:
-    data: The bytes.
-    owner: The owner of the state.
-
   Returns:
     Ordered dictionaries, lists and tuples of new arrays.
 
@@ -119,16 +115,3 @@ def decode_state(data: bytes, owner: str = '') -> Any:
 def _parsed(header: bytes) -> Any:
   """Returns the description that `encode_state` wrote."""
   return json.loads(header)
-
-
-def owner(run: str, client_id: str, round_num: int) -> str:
-  """Returns the owner of a client's state after a round, for its checksum."""
-  return json.dumps([run, client_id, round_num])
-
-
-def checksum_of(rows: Iterable[tuple[str, int, bytes]]) -> str:
-  """Returns a checksum of clients, rounds and the checksums of their states."""
-  digest = hashlib.sha256()
-  for client_id, round_num, checksum in rows:
-    digest.update(json.dumps([client_id, round_num, checksum.hex()]).encode())
-  return digest.hexdigest()

@@ -11,6 +11,8 @@ without its states is recognized by the states' `checksum`.
 """
 
 from collections.abc import Iterator, Mapping
+import hashlib
+import json
 import os
 import sqlite3
 from typing import Any, Optional, Union
@@ -46,12 +48,9 @@ class ClientStateStore:
   def __init__(
       self, path: Union[str, os.PathLike[str]], run: Optional[str] = None
   ):
-    """Opens or creates the file.
+    """Opens or creates the file of the run whose checksum is `run`.
 
-    Args:
-      path: The file.
-      run: The checksum of the run that the states belong to. Default: accept
-        the states of any run.
+    By default, the states of any run are accepted.
 
     Raises:
       ClientStateStoreError: If the file is damaged, is no file of this class,
@@ -122,7 +121,7 @@ class ClientStateStore:
       raise self._error(e) from e
 
   def _select_one(self, statement: str) -> Any:
-    ((value,),) = self._execute(statement).fetchall()
+    ((value,),) = self._execute(statement)
     return value
 
   def _error(self, error: sqlite3.Error) -> ClientStateStoreError:
@@ -175,17 +174,9 @@ class ClientStateStore:
   def get(
       self, client_id: str, round_num: Optional[int] = None
   ) -> Optional[client_state_codec.ClientState]:
-    """Returns a client's newest state.
+    """Returns a new copy of a client's newest state; `None` if it has none.
 
-    Args:
-      client_id: The client.
-      round_num: If given, versions of later rounds are ignored.
-
-    Returns:
-      A new copy of the state, or `None` if there is none.
-
-    Raises:
-      ClientStateStoreError: If the stored state is damaged.
+    If `round_num` is given, versions of later rounds are ignored.
     """
     rows = self._execute(
         'SELECT round, state FROM states WHERE client_id = ?1 AND'
@@ -199,15 +190,10 @@ class ClientStateStore:
     return self._decoded(client_id, found_round, data)
 
   def newest(self) -> Iterator[tuple[str, client_state_codec.ClientState]]:
-    """Reads all clients' newest states, with one of them in memory at a time.
+    """Yields the id and the newest state of each client, sorted by id.
 
-    The store must not be changed meanwhile.
-
-    Yields:
-      The id and a new copy of the state of each client, sorted by id.
-
-    Raises:
-      ClientStateStoreError: If a stored state is damaged, or can't be read.
+    Only one state is in memory at a time. The store must not be changed
+    meanwhile.
     """
     for client_id, found_round, data in self._newest('state'):
       yield client_id, self._decoded(client_id, found_round, data)
@@ -227,12 +213,16 @@ class ClientStateStore:
     except sqlite3.Error as error:
       raise self._error(error) from error
 
+  def _owner(self, client_id: str, round_num: int) -> str:
+    """Returns the owner of a client's state after a round, for its checksum."""
+    return json.dumps([self._run, client_id, round_num])
+
   def _decoded(
       self, client_id: str, round_num: int, data: bytes
   ) -> client_state_codec.ClientState:
     try:
       return client_state_codec.decode_state(
-          data, client_state_codec.owner(self._run, client_id, round_num)
+          data, self._owner(client_id, round_num)
       )
     except client_state_codec.CorruptStateError as e:
       raise ClientStateStoreError(self._damaged(client_id)) from e
@@ -240,47 +230,36 @@ class ClientStateStore:
   def checksum(self, round_num: int, *, verify: bool = False) -> str:
     """Returns a hexadecimal checksum of the clients' states after a round.
 
+    It covers all clients with a state, the rounds of their states, and every
+    bit of them.
+
     Args:
       round_num: The round.
-      verify: Whether to read and check every state.
-
-    Returns:
-      A checksum of all clients with a state, the rounds of their states, and
-      every bit of them.
-
-    Raises:
-      CorruptStateError: If a state is damaged, and `verify` is set.
-      ClientStateStoreError: If the states can't be read.
+      verify: Whether to read every state, and to raise a `CorruptStateError` if
+        one is damaged.
     """
     state = 'state'
     if not verify:
       state = f'substr(state, 1, {client_state_codec.CHECKSUM_BYTES})'
-
-    def checked() -> Iterator[tuple[str, int, bytes]]:
-      # A generator keeps only one state in memory.
-      for client_id, state_round, data in self._newest(state, round_num):
-        if verify:
-          try:
-            client_state_codec.check_checksum(
-                data,
-                client_state_codec.owner(self._run, client_id, state_round),
-            )
-          except client_state_codec.CorruptStateError as error:
-            raise client_state_codec.CorruptStateError(
-                self._damaged(client_id)
-            ) from error
-        yield client_id, state_round, data[: client_state_codec.CHECKSUM_BYTES]
-
-    return client_state_codec.checksum_of(checked())
+    digest = hashlib.sha256()
+    for client_id, state_round, data in self._newest(state, round_num):
+      if verify:
+        try:
+          client_state_codec.check_checksum(
+              data, self._owner(client_id, state_round)
+          )
+        except client_state_codec.CorruptStateError as error:
+          raise client_state_codec.CorruptStateError(
+              self._damaged(client_id)
+          ) from error
+      checksum = data[: client_state_codec.CHECKSUM_BYTES].hex()
+      digest.update(json.dumps([client_id, state_round, checksum]).encode())
+    return digest.hexdigest()
 
   def put_many(
       self, round_num: int, states: Mapping[str, client_state_codec.ClientState]
   ) -> None:
-    """Stores the clients' states after a round.
-
-    Args:
-      round_num: The round, later than the last committed round.
-      states: The states by client id.
+    """Stores the states after a round that is not committed, by client id.
 
     Raises:
       ValueError: If the round was already committed.
@@ -294,7 +273,7 @@ class ClientStateStore:
       )
     encoded = {
         client_id: client_state_codec.encode_state(
-            state, client_state_codec.owner(self._run, client_id, round_num)
+            state, self._owner(client_id, round_num)
         )
         for client_id, state in states.items()
     }
@@ -312,11 +291,7 @@ class ClientStateStore:
       )
 
   def commit(self, round_num: int) -> None:
-    """Makes all stored states durable, as the states of this round.
-
-    Args:
-      round_num: The round of the newest stored states, or a later one.
-    """
+    """Makes all stored states durable, as the states of this round."""
     self._begin()
     self._set_committed_round(round_num)
     self._execute('COMMIT')
@@ -327,12 +302,7 @@ class ClientStateStore:
       self._execute('INSERT INTO committed VALUES (?)', round_num)
 
   def forget_after(self, round_num: int) -> None:
-    """Drops all versions of later rounds, durably.
-
-    Args:
-      round_num: The round of the checkpoint from which a run continues; -1
-        drops everything.
-    """
+    """Drops all versions of later rounds, durably; -1 drops everything."""
     self._begin()
     self._execute('DELETE FROM states WHERE round > ?', round_num)
     committed = self.committed_round
@@ -345,11 +315,8 @@ class ClientStateStore:
   def prune(self, oldest_kept_round: int) -> None:
     """Drops the versions that no kept checkpoint needs.
 
-    Every client keeps its newest version of at most `oldest_kept_round`, and
-    all newer versions.
-
-    Args:
-      oldest_kept_round: The round of the oldest checkpoint that is kept.
+    Every client keeps its newest version of at most `oldest_kept_round`, the
+    round of the oldest checkpoint that is kept, and all newer versions.
     """
     # If the transaction of the next `commit` is open, pruning must not make its
     # states durable.

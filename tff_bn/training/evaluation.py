@@ -265,30 +265,6 @@ def mean_over_clients(results: Mapping[str, Metrics]) -> Optional[Metrics]:
   return means
 
 
-class _Union:
-  """The moments of the union of sets of values, in float64."""
-
-  def __init__(self) -> None:
-    self._moments: Optional[batch_moments.Moments] = None
-
-  def add(self, count: int, mean: np.ndarray, variance: np.ndarray) -> None:
-    added = batch_moments.Moments(np.float64(count), mean, variance)
-    if self._moments is not None:
-      added = batch_moments.merge_moments(self._moments, added)
-    self._moments = added
-
-  def mean_and_variance(self) -> tuple[np.ndarray, np.ndarray]:
-    if self._moments is None:
-      raise ValueError(
-          'Batch normalization statistics can only be computed from data, but'
-          ' the dataset is empty.'
-      )
-    return (
-        np.asarray(self._moments.mean),
-        np.asarray(self._moments.variance),
-    )
-
-
 def reestimate_batch_norm_statistics(
     model: BatchNormModel, weights: ModelWeights, dataset: tf.data.Dataset
 ) -> ModelWeights:
@@ -318,11 +294,8 @@ def reestimate_batch_norm_statistics(
     ValueError: If the dataset is empty.
   """
   keras_model = model.to_keras(weights)
-  unions = {
-      layer: _Union()
-      for layer in discovery.batch_norm_layers(keras_model)
-      if layer.trainable
-  }
+  # The moments of the batches up to now, in float64.
+  pooled: dict[keras.layers.Layer, batch_moments.Moments] = {}
 
   def call(
       layer: keras.layers.Layer, inputs: tf.Tensor, mask: Optional[tf.Tensor]
@@ -332,7 +305,12 @@ def reestimate_batch_norm_statistics(
       values = values.reshape([-1, values.shape[-1]])
     else:
       values = values[mask.numpy()]
-    unions[layer].add(len(values), values.mean(axis=0), values.var(axis=0))
+    moments = batch_moments.Moments(
+        np.float64(len(values)), values.mean(axis=0), values.var(axis=0)
+    )
+    if layer in pooled:
+      moments = batch_moments.merge_moments(pooled[layer], moments)
+    pooled[layer] = moments
     if layer.renorm or isinstance(
         layer, (BatchRenormalization, HybridBatchNormalization)
     ):
@@ -342,73 +320,21 @@ def reestimate_batch_norm_statistics(
   with batch_norm_calls.replaced(keras_model, call, in_inference=True):
     for x, _ in dataset:
       keras_model(x, training=False)
-  for layer, union in unions.items():
-    mean, variance = union.mean_and_variance()
+  for layer in discovery.batch_norm_layers(keras_model):
+    if not layer.trainable:
+      continue
+    if layer not in pooled:
+      raise ValueError(
+          'Batch normalization statistics can only be computed from data, but'
+          ' the dataset is empty.'
+      )
+    _, mean, variance = map(np.asarray, pooled[layer])
     layer.moving_mean.assign(mean)
     layer.moving_variance.assign(variance)
     if layer.renorm:
       # In training, Keras derives the moving variance from it.
       layer.moving_stddev.assign(np.sqrt(variance + layer.epsilon))
   return model.from_keras(keras_model)
-
-
-class _ClientMoments:
-  """The moments of the clients' values in float64, one client after another.
-
-  Shared variables, which are the same array at all clients, are skipped.
-
-  Attributes:
-    first: The values of the first client.
-  """
-
-  def __init__(self, values: Sequence[Any]):
-    """Starts with the values of the first client, one for each variable."""
-    self.first = values
-    self._count = 1
-    # The moments of the values that are not always the same array, one behind
-    # the other.
-    self._mean = self._variance = np.zeros([0])
-    self._slices: dict[int, slice] = {}
-
-  def add(self, values: Sequence[Any]) -> None:
-    """Adds the values of another client."""
-    for position, (first, value) in enumerate(zip(self.first, values)):
-      if value is not first and position not in self._slices:
-        start = self._mean.size
-        self._mean = np.append(self._mean, _flat(first))
-        self._variance = np.append(self._variance, np.zeros(np.size(first)))
-        self._slices[position] = slice(start, self._mean.size)
-    self._count += 1
-    if not self._slices:
-      return
-    difference = (
-        np.concatenate([_flat(values[position]) for position in self._slices])
-        - self._mean
-    )
-    # As in `batch_moments.merge_moments`.
-    share = 1 / self._count
-    self._mean = self._mean + share * difference
-    self._variance = (1 - share) * (
-        self._variance + share * np.square(difference)
-    )
-
-  def mean(self, position: int) -> np.ndarray:
-    """Returns the mean of a variable."""
-    first = np.asarray(self.first[position])
-    if position not in self._slices:
-      return first.astype(np.float64)
-    return self._mean[self._slices[position]].reshape(first.shape)
-
-  def variance(self, position: int) -> np.ndarray:
-    """Returns the biased variance of a variable."""
-    shape = np.shape(self.first[position])
-    if position not in self._slices:
-      return np.zeros(shape)
-    return self._variance[self._slices[position]].reshape(shape)
-
-
-def _flat(value: Any) -> np.ndarray:
-  return np.asarray(value).astype(np.float64).ravel()
 
 
 def merge_client_weights(
@@ -439,32 +365,45 @@ def merge_client_weights(
   Raises:
     ValueError: If there is no client.
   """
-  moments: Optional[_ClientMoments] = None
-  for client_weights in weights:
+  first: Sequence[Any] = ()
+  # The mean and the biased variance, in float64, of each variable that is not
+  # the same array at all clients, by its position.
+  moments: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+  count = 0
+  for count, client_weights in enumerate(weights, start=1):
     values = model.from_model_weights(client_weights)
-    if moments is None:
-      moments = _ClientMoments(values)
-    else:
-      moments.add(values)
-  if moments is None:
+    first = first or values
+    for position, value in enumerate(values):
+      if value is first[position] and position not in moments:
+        continue
+      mean, variance = moments.get(position) or (
+          np.asarray(first[position]).astype(np.float64),
+          np.zeros(np.shape(value)),
+      )
+      difference = np.asarray(value).astype(np.float64) - mean
+      # As in `batch_moments.merge_moments`.
+      share = 1 / count
+      moments[position] = (
+          mean + share * difference,
+          (1 - share) * (variance + share * np.square(difference)),
+      )
+  if not count:
     raise ValueError('weights is empty; at least one client is needed.')
   between = {
-      info.batch_norm: moments.variance(position)
+      info.batch_norm: moments[position][1]
       for position, info in enumerate(model.variables)
-      if info.role is Role.MOVING_MEAN
+      if info.role is Role.MOVING_MEAN and position in moments
   }
   merged = []
   initial = model.from_model_weights(model.initial_weights)
-  for position, (info, initial_value) in enumerate(
-      zip(model.variables, initial)
-  ):
-    value = np.asarray(moments.first[position])
+  for position, info in enumerate(model.variables):
+    value = np.asarray(first[position])
     if info.role is Role.PERSONAL_PHASE:
-      value = initial_value
+      value = initial[position]
     elif info.dtype.is_floating:
-      mean = moments.mean(position)
+      mean, _ = moments.get(position, (value.astype(np.float64), None))
       if info.role is Role.MOVING_VARIANCE:
-        mean = mean + between[info.batch_norm]
+        mean = mean + between.get(info.batch_norm, 0.0)
       value = mean.astype(value.dtype)
     merged.append(value)
   return model.to_model_weights(merged)

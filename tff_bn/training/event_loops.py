@@ -18,11 +18,7 @@ def call_outside_of_event_loops(
 ) -> _Result:
   """Calls a function that runs an event loop, in another thread if necessary.
 
-  Args:
-    fn: The function. Its argument is an event that is set when it should stop.
-
-  Returns:
-    The result of the function.
+  The argument of `fn` is an event that is set when it should stop.
   """
   stop = threading.Event()
   try:

@@ -1,6 +1,6 @@
 """The final models of a run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import contextlib
 import pathlib
 from typing import Any, Optional
@@ -9,49 +9,48 @@ from absl import logging
 import tensorflow as tf
 
 from tff_bn.data import dataset as dataset_lib
+from tff_bn.data import federated
 from tff_bn.imports import versions
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.training import finished
 from tff_bn.training import run_entries
 from tff_bn.training import saved_models
+from tff_bn.training.training_config import TrainingConfig
 
 
 class FinalModels:
   """The folder `model/` of a run."""
 
   def __init__(
-      self, run_dir: pathlib.Path, run: str, settings: Mapping[str, str]
+      self,
+      run_dir: pathlib.Path,
+      run: str,
+      settings: Mapping[str, str],
+      model: BatchNormModel,
+      data: federated.FederatedData,
+      config: TrainingConfig,
   ):
-    """Initializes the models.
-
-    Args:
-      run_dir: The run's folder.
-      run: The checksum of the run's identity.
-      settings: The settings of the caller, see `train`.
-    """
+    """Initializes the models; `run` is the checksum of the run's identity."""
     self._run_dir = run_dir
     self._model_dir = run_dir / run_entries.MODEL
-    self._run = run
-    self._settings = dict(settings)
+    self._model = model
+    self._data = data
+    # Models whose manifest has these entries need not be written again.
+    self._identity = dict(
+        run=run,
+        round=config.rounds,
+        settings=dict(settings),
+        save_client_models=config.save_client_models,
+    )
 
   def remove(self) -> None:
     """Removes the final results, because the run will have others."""
     saved_models.remove(self._model_dir)
     (self._run_dir / run_entries.CLIENT_METRICS).unlink(missing_ok=True)
 
-  def find(
-      self, round_num: int, save_client_models: str
-  ) -> Optional[saved_models.SavedModels]:
-    """Finds the models of this run, if they are already saved and intact.
-
-    Args:
-      round_num: The number of the last round.
-      save_client_models: See `TrainingConfig`.
-
-    Returns:
-      The models; `None` if they have to be written.
-    """
+  def find(self) -> Optional[saved_models.SavedModels]:
+    """Returns the models of this run, if they are already saved and intact."""
     if not self._model_dir.exists():
       return None
     try:
@@ -63,72 +62,39 @@ class FinalModels:
           '%s The models are written again from the last checkpoint.', error
       )
       return None
-    expected = dict(
-        run=self._run,
-        round=round_num,
-        save_client_models=save_client_models,
-        settings=self._settings,
-    )
-    if any(models.manifest[name] != value for name, value in expected.items()):
-      return None
-    return models
+    is_same = self._identity.items() <= models.manifest.items()
+    return models if is_same else None
 
-  @contextlib.contextmanager
   def writing(
-      self,
-      model: BatchNormModel,
-      server_weights: ModelWeights,
-      num_clients: int,
-      *,
-      round_num: int,
-      num_classes: Optional[int],
-      save_client_models: str,
-      dataset: Optional[dataset_lib.Dataset] = None,
-  ) -> Iterator[saved_models.Writer]:
-    """Writes the models. The folder appears when it is complete.
-
-    Args:
-      model: The model.
-      server_weights: The server's weights.
-      num_clients: The number of clients that have own models.
-      round_num: The number of the last round.
-      num_classes: The number of classes, if it is known.
-      save_client_models: See `TrainingConfig`.
-      dataset: The training data, if its classes and scaling are known.
-
-    Yields:
-      The writer.
-    """
-    with saved_models.writing(
+      self, server_weights: ModelWeights, num_clients: int
+  ) -> contextlib.AbstractContextManager[saved_models.Writer]:
+    """Writes the models in a `with` block, see `saved_models.writing`."""
+    data = self._data
+    described = {}
+    if isinstance(data, federated.FederatedData):
+      described = describe(data.dataset)
+    return saved_models.writing(
         self._model_dir,
-        model,
+        self._model,
         server_weights,
         num_clients,
         dict(
-            run=self._run,
-            round=round_num,
-            settings=self._settings,
+            **self._identity,
             results=finished.results_checksums(self._run_dir),
             versions=versions.versions(),
-            input_shape=_input_shape(model),
-            num_classes=num_classes,
-            save_client_models=save_client_models,
-            **({} if dataset is None else describe(dataset)),
+            input_shape=_input_shape(self._model),
+            num_classes=getattr(data, 'num_classes', None),
+            **described,
         ),
-        saves_keras_clients=save_client_models != 'none',
-    ) as writer:
-      yield writer
+        saves_keras_clients=self._identity['save_client_models'] != 'none',
+    )
 
 
 def describe(dataset: dataset_lib.Dataset) -> dict[str, Any]:
   """Returns the manifest's entries about the training data.
 
-  Args:
-    dataset: The training data.
-
-  Returns:
-    The names of the classes in the order of the models' outputs, by which
-    number the original values were divided, and the scaling after that.
+  These are the names of the classes in the order of the models' outputs, the
+  number by which the original values were divided, and the scaling after that.
   """
   description: dict[str, Any] = dict(
       class_names=list(dataset.class_names), divisor=dataset.total_divisor

@@ -38,17 +38,11 @@ def is_finished(run_dir: pathlib.Path) -> bool:
 
 
 def saved_settings(run_dir: pathlib.Path) -> Optional[dict[str, str]]:
-  """Reads the settings with which the models of a run were trained.
-
-  Args:
-    run_dir: The run's folder.
+  """Reads the argument `settings` of `train` with which a run was trained.
 
   Returns:
-    The argument `settings` of `train`; `None` if the folder has no models, or
-    their manifest is damaged or of another version.
-
-  Raises:
-    OSError: If a file can't be read at present.
+    The settings; `None` if the folder has no models, or their manifest is
+    damaged or of another version.
   """
   try:
     manifest = read_models_manifest(run_dir / run_entries.MODEL)
@@ -60,14 +54,9 @@ def saved_settings(run_dir: pathlib.Path) -> Optional[dict[str, str]]:
 def results_checksums(
     run_dir: pathlib.Path, names: Iterable[str] = _RESULTS
 ) -> dict[str, Optional[str]]:
-  """Returns the checksums of the results of a run, for its manifest.
+  """Returns the checksums of a run's results by the files' names.
 
-  Args:
-    run_dir: The run's folder.
-    names: The names of the files.
-
-  Returns:
-    The checksums by the files' names; `None` for a file that is not there.
+  The checksum of a file that is not there is `None`.
   """
   found: dict[str, Optional[str]] = {}
   for name in names:
@@ -79,16 +68,7 @@ def results_checksums(
 
 
 def add_result(run_dir: pathlib.Path, name: str) -> None:
-  """Adds a file that was written after the models to a run's results.
-
-  Args:
-    run_dir: The run's folder.
-    name: The name of the file.
-
-  Raises:
-    ValueError: If the manifest of the models can't be read.
-    OSError: If it can't be read or written at present.
-  """
+  """Adds a file that was written after the models to a run's results."""
   folder = run_dir / run_entries.MODEL
   manifest = read_models_manifest(folder)
   manifest['results'].update(results_checksums(run_dir, [name]))
@@ -104,15 +84,9 @@ def has_result(run_dir: pathlib.Path, name: str) -> bool:
 
 
 def check_results(run_dir: pathlib.Path, manifest: Mapping[str, Any]) -> None:
-  """Checks the results of a run.
+  """Raises a `DamagedError` if a result of a run was changed or is missing.
 
-  Args:
-    run_dir: The run's folder.
-    manifest: The manifest of its models.
-
-  Raises:
-    DamagedError: If a result was changed or is missing.
-    OSError: If a file can't be read at present.
+  `manifest` is the manifest of the run's models.
   """
   expected = manifest.get('results', {})
   for name, found in results_checksums(run_dir, expected).items():
@@ -124,13 +98,7 @@ def check_results(run_dir: pathlib.Path, manifest: Mapping[str, Any]) -> None:
 
 
 def read_models_manifest(folder: pathlib.Path) -> dict[str, Any]:
-  """Reads the manifest of the models of a run.
-
-  Args:
-    folder: The folder of the models.
-
-  Returns:
-    The manifest.
+  """Reads the manifest of the models of a run, in the models' folder.
 
   Raises:
     manifests.DamagedError: If the manifest is damaged or missing.
@@ -155,18 +123,11 @@ def read_models_manifest(folder: pathlib.Path) -> dict[str, Any]:
 def check_file(
     folder: pathlib.Path, manifest: dict[str, Any], name: str
 ) -> pathlib.Path:
-  """Checks a file of the models of a run.
-
-  Args:
-    folder: The folder of the models.
-    manifest: The folder's manifest.
-    name: The name of the file.
-
-  Returns:
-    The path of the file, whose checksum is right.
+  """Returns the path of a file in the folder of a run's models.
 
   Raises:
-    manifests.DamagedError: If the file is damaged or missing.
+    manifests.DamagedError: If the file is missing, or does not have the
+      checksum in the folder's manifest.
     OSError: If the file can't be read at present.
   """
   path = folder / name

@@ -8,6 +8,8 @@ import fcntl
 import os
 from typing import Optional, Union
 
+_Folder = Union[str, os.PathLike[str]]
+
 
 @dataclasses.dataclass(eq=False)
 class _Claim:
@@ -30,20 +32,11 @@ _claims: contextvars.ContextVar[tuple[_Claim, ...]] = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
-def claim(folder: Union[str, os.PathLike[str]]) -> Iterator[None]:
-  """Locks a folder, so that only code in the `with` block can `hold` it.
+def claim(folder: _Folder) -> Iterator[None]:
+  """Locks a run's folder, so that only code in the `with` block can `hold` it.
 
-  The system releases the lock if the process dies.
-
-  Args:
-    folder: The folder of a run.
-
-  Yields:
-    Nothing.
-
-  Raises:
-    ValueError: If the folder is already locked.
-    OSError: If the folder does not exist.
+  The system releases the lock if the process dies. An already locked folder
+  raises a `ValueError`.
   """
   with _locked(folder, fcntl.LOCK_EX) as descriptor:
     new = _Claim(os.path.realpath(folder), descriptor)
@@ -55,18 +48,11 @@ def claim(folder: Union[str, os.PathLike[str]]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def inherit(
-    folder: Union[str, os.PathLike[str]], descriptor: int
-) -> Iterator[None]:
-  """Uses the lock of a folder that the parent process claims.
+def inherit(folder: _Folder, descriptor: int) -> Iterator[None]:
+  """Lets a `with` block `hold` a folder that the parent process claims.
 
-  Args:
-    folder: The folder.
-    descriptor: The result of `descriptor` in the parent process, which this
-      process has inherited. It is closed at the end.
-
-  Yields:
-    Nothing; code in the `with` block can `hold` the folder.
+  `descriptor` is the result of `descriptor` in the parent process, which this
+  process has inherited. It is closed at the end.
   """
   token = _claims.set(
       (*_claims.get(), _Claim(os.path.realpath(folder), descriptor))
@@ -78,18 +64,11 @@ def inherit(
     os.close(descriptor)  # The parent process still holds the lock.
 
 
-def descriptor(folder: Union[str, os.PathLike[str]]) -> int:
+def descriptor(folder: _Folder) -> int:
   """Returns the open file that holds the lock of a claimed folder.
 
-  Args:
-    folder: The folder.
-
-  Returns:
-    The file's descriptor. A child process that inherits it can `inherit` the
-    lock.
-
-  Raises:
-    ValueError: If the caller is not inside of `claim` for the folder.
+  A child process that inherits this descriptor can `inherit` the lock. Outside
+  of `claim` for the folder, a `ValueError` is raised.
   """
   claimed = _claim_of(folder)
   if claimed is None:
@@ -97,16 +76,15 @@ def descriptor(folder: Union[str, os.PathLike[str]]) -> int:
   return claimed.descriptor
 
 
-def is_claimed(folder: Union[str, os.PathLike[str]]) -> bool:
+def is_claimed(folder: _Folder) -> bool:
   """Whether the caller is inside of `claim` for a folder."""
   return _claim_of(folder) is not None
 
 
-def let_others_read(folder: Union[str, os.PathLike[str]]) -> None:
+def let_others_read(folder: _Folder) -> None:
   """Lets other programs lock a claimed folder for reading.
 
-  Args:
-    folder: The folder. The caller will write nothing more into it.
+  The caller will write nothing more into it.
   """
   claimed = _claim_of(folder)
   if claimed is not None:
@@ -115,22 +93,12 @@ def let_others_read(folder: Union[str, os.PathLike[str]]) -> None:
 
 
 @contextlib.contextmanager
-def hold(
-    folder: Union[str, os.PathLike[str]], *, shared: bool = False
-) -> Iterator[None]:
-  """Locks a folder for the `with` block, or uses a claimed folder.
+def hold(folder: _Folder, *, shared: bool = False) -> Iterator[None]:
+  """Locks a run's folder for the `with` block, or uses a claimed folder.
 
-  Args:
-    folder: The folder of a run.
-    shared: Whether others may hold the folder at the same time if they set
-      `shared` too. Used for reading.
-
-  Yields:
-    Nothing.
-
-  Raises:
-    ValueError: If the folder is already locked, or claimed and in use.
-    OSError: If the folder does not exist.
+  With `shared`, which is used for reading, others may hold the folder at the
+  same time if they set `shared` too. A folder that is already locked, or
+  claimed and in use, raises a `ValueError`.
   """
   claimed = _claim_of(folder)
   if claimed is None:
@@ -146,15 +114,13 @@ def hold(
     claimed.is_used = False
 
 
-def _claim_of(folder: Union[str, os.PathLike[str]]) -> Optional[_Claim]:
+def _claim_of(folder: _Folder) -> Optional[_Claim]:
   path = os.path.realpath(folder)
   return next((c for c in _claims.get() if c.path == path), None)
 
 
 @contextlib.contextmanager
-def _locked(
-    folder: Union[str, os.PathLike[str]], operation: int
-) -> Iterator[int]:
+def _locked(folder: _Folder, operation: int) -> Iterator[int]:
   descriptor = _lock(folder, operation)
   try:
     yield descriptor
@@ -162,7 +128,7 @@ def _locked(
     os.close(descriptor)  # Releases the lock.
 
 
-def _lock(folder: Union[str, os.PathLike[str]], operation: int) -> int:
+def _lock(folder: _Folder, operation: int) -> int:
   """Locks a folder and returns a descriptor that holds the lock."""
   while True:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -182,7 +148,7 @@ def _lock(folder: Union[str, os.PathLike[str]], operation: int) -> int:
     os.close(descriptor)
 
 
-def _in_progress(folder: Union[str, os.PathLike[str]]) -> ValueError:
+def _in_progress(folder: _Folder) -> ValueError:
   return ValueError(
       f'{folder} is the folder of a run that is in progress, or is being read;'
       ' wait for its end, or choose another folder.'

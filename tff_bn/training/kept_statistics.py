@@ -87,14 +87,7 @@ def find(
   """Computes how much is left of the initial running statistics.
 
   The initial values are those of `model`. Rounds that fail are not known before
-  the training.
-
-  Args:
-    process: See `tff_bn.training.train`.
-    model: See `tff_bn.training.train`.
-    data: See `tff_bn.training.train`.
-    config: See `tff_bn.training.train`.
-    train_on_union: See `tff_bn.training.train`.
+  the training. The arguments are those of `train`.
 
   Returns:
     What is left in the layer that keeps the largest share. `None` if no
@@ -177,10 +170,8 @@ class _Rounds:
   ) -> float:
     """Returns the share of a layer's initial statistics that is left.
 
-    Args:
-      phases: How the rounds move them, and how many rounds do.
-      momentum: The layer's momentum.
-      num_calls: The number of its calls in a step.
+    `phases` says how the rounds move them, and how many rounds do. The layer is
+    called `num_calls` times in a step.
     """
     # An entry for each client, or one for all of them.
     kept, never_sampled = np.ones(1), 1.0

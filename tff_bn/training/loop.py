@@ -23,6 +23,7 @@ number of the round.
 
 from collections.abc import Mapping
 import contextlib
+import dataclasses
 import os
 import pathlib
 import threading
@@ -184,8 +185,7 @@ def train(
           metrics_hook=metrics_hook,
           stack=stack,
       )
-      run = _Run(process, model, data, config, records, sampler)
-      return run.train(stop)
+      return _Run(process, model, config, records, sampler).train(stop)
 
   return event_loops.call_outside_of_event_loops(run)
 
@@ -225,41 +225,32 @@ def _check_types(
     )
 
 
+@dataclasses.dataclass(frozen=True)
 class _Run:
   """The rounds of a run, and its final model."""
 
-  def __init__(
-      self,
-      process: Process,
-      model: BatchNormModel,
-      data: federated.FederatedData,
-      config: TrainingConfig,
-      records: records_lib.Records,
-      sampler: sampling.RoundSampler,
-  ):
-    self._process = process
-    self._model = model
-    self._data = data
-    self._config = config
-    self._records = records
-    self._sampler = sampler
+  process: Process
+  model: BatchNormModel
+  config: TrainingConfig
+  records: records_lib.Records
+  sampler: sampling.RoundSampler
 
   def train(self, stop: threading.Event) -> TrainingResult:
     """Runs the remaining rounds."""
     try:
       # Signals end the program only while clients are computed, so that a round
       # is recorded completely or not at all.
-      with self._records.hook.open(), termination.deferred():
+      with self.records.hook.open(), termination.deferred():
         return self._train(stop)
     except KeyboardInterrupt as error:
-      saved = self._records.save_latest()
+      saved = self.records.save_latest()
       if saved is None:
         raise
       raise type(error)(
           f'Round {saved} is saved; the same command continues from there.'
       ) from error
     except (runtime.WorkersLostError, metrics_hook_lib.MetricsHookError):
-      self._records.save_latest()
+      self.records.save_latest()
       raise
 
   def _train(self, stop: threading.Event) -> TrainingResult:
@@ -269,57 +260,50 @@ class _Run:
       with termination.allowed():
         pass
       # A new round changes the final model.
-      self._records.models.remove()
-      return self._sampler.select(round_num)
+      self.records.models.remove()
+      return self.sampler.select(round_num)
 
     process = rounds.IterativeProcess(
-        self._process, self._records.store, self._config.max_failed_rounds
+        self.process, self.records.store, self.config.max_failed_rounds
     )
     state = tff.simulation.run_training_process(
         process,
         training_selection_fn=select,
-        total_rounds=self._config.rounds,
-        evaluation_fn=self._records.evaluation.evaluate,
+        total_rounds=self.config.rounds,
+        evaluation_fn=self.records.evaluation.evaluate,
         # The evaluation needs only the number of the round.
         evaluation_selection_fn=lambda round_num: round_num,
         # The evaluation and the checkpoints skip rounds themselves, because
         # TFF's loop does not always include the last round.
         rounds_per_evaluation=1,
-        program_state_manager=self._records.checkpoints,
+        program_state_manager=self.records.checkpoints,
         rounds_per_saving_program_state=1,
-        metrics_managers=[self._records.log],
+        metrics_managers=[self.records.log],
     )
     process.check(state)
     self._check_changed(state)
     return TrainingResult(
-        rows=tuple(self._records.log.rows),
+        rows=tuple(self.records.log.rows),
         state=state,
         model_weights=self._final_weights(state),
-        resumed_from=self._records.checkpoints.resumed_from,
+        resumed_from=self.records.checkpoints.resumed_from,
     )
 
   def _final_weights(self, state: Any) -> ModelWeights:
     """Returns the weights of the final model, which is saved then."""
-    config, evaluation = self._config, self._records.evaluation
-    saved = self._records.models.find(config.rounds, config.save_client_models)
+    config, evaluation = self.config, self.records.evaluation
+    saved = self.records.models.find()
     if saved is not None:
-      return saved.weights(self._model)
+      return saved.weights(self.model)
     # The last round is saved, and many models take long.
     with termination.allowed():
       state = evaluation.evaluated_state(state, config.rounds)
       evaluation.complete(state)
     with (
         termination.allowed(),
-        self._records.models.writing(
-            self._model,
-            self._process.get_model_weights(state),
+        self.records.models.writing(
+            self.process.get_model_weights(state),
             evaluation.num_client_models(),
-            round_num=config.rounds,
-            num_classes=getattr(self._data, 'num_classes', None),
-            save_client_models=config.save_client_models,
-            dataset=self._data.dataset
-            if isinstance(self._data, federated.FederatedData)
-            else None,
         ) as writer,
     ):
       weights = evaluation.final_weights(state, writer.add_client)
@@ -332,7 +316,7 @@ class _Run:
 
   def _check_changed(self, state: Any) -> None:
     """Raises an error if no round has changed the model."""
-    num_rounds = self._config.rounds
+    num_rounds = self.config.rounds
     if rounds.failed_rounds(state) >= num_rounds:
       raise UnusableModelError(
           f'The final model is the initial model: all {num_rounds} rounds'
@@ -343,18 +327,18 @@ class _Run:
 
   def _check_usable(self, weights: ModelWeights) -> None:
     """Raises an error if the final model or its loss is not finite."""
-    rows = self._records.log.rows
-    if not records_lib.is_finite(self._model, weights):
+    rows = self.records.log.rows
+    if not records_lib.is_finite(self.model, weights):
       reason = 'its weights are not finite'
     elif (
         rows
         and metrics_log.is_broken(rows[-1]['test_loss'])
-        and any(self._records.evaluation.test_dataset)
+        and any(self.records.evaluation.test_dataset)
     ):
       reason = f'its loss on the test data is {rows[-1]["test_loss"]}'
     else:
       return
-    since = self._records.log.not_finite_since()
+    since = self.records.log.not_finite_since()
     if since is not None:
       reason += f'. The test loss is not finite since round {since}'
     raise UnusableModelError(

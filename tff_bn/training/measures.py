@@ -30,9 +30,8 @@ HELD_OUT = 'global model on the own test data of clients that did not train'
 def on_whole_test_set(has_client_models: Optional[bool]) -> str:
   """Names the columns `test_*` of metrics.csv.
 
-  Args:
-    has_client_models: Whether the clients have own models; None if only some of
-      the runs have them, or if it is unknown.
+  `has_client_models` says whether the clients have own models; None if only
+  some of the runs have them, or if it is unknown.
   """
   if has_client_models is None:
     return _EITHER
@@ -42,12 +41,8 @@ def on_whole_test_set(has_client_models: Optional[bool]) -> str:
 def name(column: str, has_client_models: Optional[bool]) -> str:
   """Returns the name of what a column of metrics.csv is measured on.
 
-  Args:
-    column: The column, such as `test_loss`.
-    has_client_models: See `on_whole_test_set`.
-
-  Returns:
-    The name; empty if the column is no loss and no metric of a model.
+  It is empty if the column is no loss and no metric of a model. See
+  `on_whole_test_set` for `has_client_models`.
   """
   names = {
       TRAIN: TRAINING_BATCHES,

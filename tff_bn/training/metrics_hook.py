@@ -73,13 +73,7 @@ class HookedRows:
   ):
     """Initializes the object, and reads and writes nothing.
 
-    Args:
-      hook: The hook; `None` if there is none.
-      run_dir: The run's folder.
-      settings: See `HookedRun`.
-
-    Raises:
-      TypeError: If the hook is no function.
+    A hook that is no function raises a `TypeError`.
     """
     if hook is not None:
       checks.check_function(
@@ -98,12 +92,8 @@ class HookedRows:
   def open(self) -> Iterator[None]:
     """Opens the hook's context manager for a `with` block.
 
-    Yields:
-      Nothing.
-
-    Raises:
-      MetricsHookError: If the hook fails. If the block raises an error, that
-        one is raised, and an error of the hook after it is only logged.
+    If the block raises an error, that one is raised, and an error of the hook
+    after it is only logged.
     """
     if self._hook is None:
       yield
@@ -141,9 +131,6 @@ class HookedRows:
 
     Args:
       rows: All rows of the run up to now, oldest first.
-
-    Raises:
-      MetricsHookError: If the hook fails.
     """
     if self._log_row is None:
       return

@@ -20,13 +20,13 @@ from tff_bn.common import progress
 from tff_bn.keras_model import model_metrics
 from tff_bn.training import measures
 from tff_bn.training import run_entries
+from tff_bn.training.metrics_hook import Row
 
 # What the bar shows besides itself fits in 80 columns.
 _BAR_FORMAT = (
     '{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} rounds, {rate_inv_fmt},'
     ' {remaining} left{postfix}'
 )
-Row = dict[str, Union[int, float, None]]
 
 _TRAIN = measures.TRAIN
 _TEST = measures.TEST
@@ -37,19 +37,13 @@ _EVALUATION = 'evaluation/'  # The prefix in TFF's training loop.
 def column_names(
     metric_names: Sequence[str], correction_names: Sequence[str] = ()
 ) -> tuple[str, ...]:
-  """Returns the columns of `metrics.csv`.
+  """Returns the columns of `metrics.csv`, see `train`.
 
   Args:
     metric_names: The names of the metrics' numbers, such as `accuracy`; see
       `Evaluator.metric_names`.
     correction_names: The names of the metrics of a correction of the clients'
       drift.
-
-  Returns:
-    `round`; `loss` and the metrics, each with the prefixes `train_`, `test_`
-    and `client_test_`; `num_clients`, `num_dropped_clients`,
-    `rejected_rounds`, `max_update_norm_ratio`, `exchanges`, `megabytes`; the
-    metrics of a correction.
   """
   measured = ('loss', *metric_names)
   return (
@@ -63,11 +57,6 @@ def column_names(
       *('max_update_norm_ratio', 'exchanges', 'megabytes'),
       *correction_names,
   )
-
-
-def to_csv(columns: Sequence[str], rows: Sequence[Row]) -> str:
-  """Returns the text of `metrics.csv`."""
-  return csv_files.to_csv(columns, ([row[c] for c in columns] for row in rows))
 
 
 def is_broken(loss: Optional[float]) -> bool:
@@ -134,15 +123,16 @@ class MetricsLog(tff.program.ReleaseManager):
     self._summary_writer: Optional[tf.summary.SummaryWriter] = None
     self._bar: Optional[tqdm.tqdm] = None
 
+  def _text(self, rows: Sequence[Row]) -> str:
+    """Returns the text of `metrics.csv`."""
+    cells = ([row[column] for column in self._columns] for row in rows)
+    return csv_files.to_csv(self._columns, cells)
+
   def has_rows_after(self, round_num: int) -> bool:
     """Whether `metrics.csv` has rows of later rounds, or is damaged.
 
-    Args:
-      round_num: The round.
-
-    Returns:
-      Whether the file exists and a row does not start with the number of an
-      earlier round or of this one.
+    That is, the file exists and a row does not start with the number of an
+    earlier round or of this one.
     """
     try:
       lines = self._path.read_bytes().splitlines()
@@ -156,12 +146,11 @@ class MetricsLog(tff.program.ReleaseManager):
     return [row for row in self.rows if _round_of(row) <= round_num]
 
   def not_finite_since(self) -> Optional[int]:
-    """Finds out since when the model is not finite.
+    """Returns the round since which the model is not finite.
 
-    Returns:
-      The first of the evaluated rounds at the end whose test loss is not
-      finite; `None` if the last one is finite, or if none is, as without test
-      data.
+    It is the first of the evaluated rounds at the end whose test loss is not
+    finite; `None` if the last one is finite, or if none is, as without test
+    data.
     """
     since = None
     for row in reversed(self.rows):
@@ -171,17 +160,14 @@ class MetricsLog(tff.program.ReleaseManager):
     return None
 
   def restore(self, rows: Sequence[Row]) -> None:
-    """Continues after the rows of a checkpoint.
+    """Continues after the rows of a checkpoint, see `rows_until`.
 
     `metrics.csv` is written again if it does not have these rows alone.
-
-    Args:
-      rows: The result of `rows_until`.
     """
     # If the number of rounds has grown, the row of the former last round may no
     # longer be due.
     self.rows = [dict(row) for row in rows if self._is_due(_round_of(row))]
-    text = to_csv(self._columns, rows).encode()
+    text = self._text(rows).encode()
     try:
       found = self._path.read_bytes()
     except FileNotFoundError:
@@ -213,7 +199,7 @@ class MetricsLog(tff.program.ReleaseManager):
     row = self._row(value, key) if self._is_due(key) else None
     if row is not None:
       self.rows.append(row)
-      files.replace(self._path, to_csv(self._columns, self.rows))
+      files.replace(self._path, self._text(self.rows))
       self._on_rows(self.rows)
     seconds = value.get(tff.simulation.TRAINING_TIME_KEY)
     self._write_summary(self._summary_writer, key, row, seconds)
@@ -225,24 +211,19 @@ class MetricsLog(tff.program.ReleaseManager):
       return
     since = self.not_finite_since()
     if since is not None:
-      logging.warning(
-          'Round %d changed nothing: the model is not finite since round %d.',
-          round_num,
-          since,
-      )
+      reason = f'the model is not finite since round {since}.'
     elif _part(value, 'client_work').get('num_participants', 0):
-      logging.warning(
-          "Round %d changed nothing: the server's new model, statistics or"
-          ' optimizer state were not finite, so it kept the old ones. A smaller'
-          ' learning rate of the server or of the clients may help.',
-          round_num,
+      reason = (
+          "the server's new model, statistics or optimizer state were not"
+          ' finite, so it kept the old ones. A smaller learning rate of the'
+          ' server or of the clients may help.'
       )
     else:
-      logging.warning(
-          'Round %d changed nothing: the loss or the update of every client was'
-          ' not finite. A smaller learning rate of the clients may help.',
-          round_num,
+      reason = (
+          'the loss or the update of every client was not finite. A smaller'
+          ' learning rate of the clients may help.'
       )
+    logging.warning('Round %d changed nothing: %s', round_num, reason)
 
   def _row(self, value: Mapping[str, Any], round_num: int) -> Row:
     row: Row = dict.fromkeys(self._columns)

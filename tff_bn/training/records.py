@@ -57,16 +57,7 @@ class Records:
   ):
     """Opens the files, and checks that they are of this run.
 
-    Args:
-      process: See `tff_bn.training.train`.
-      model: See `tff_bn.training.train`.
-      data: See `tff_bn.training.train`.
-      config: See `tff_bn.training.train`.
-      sampler: Chooses the clients of a round.
-      run_dir: See `tff_bn.training.train`.
-      settings: See `tff_bn.training.train`.
-      metrics_hook: See `tff_bn.training.train`.
-      stack: Closes the files.
+    The `stack` closes them. The other arguments are those of `train`.
     """
     self._sampler = sampler
     # `None` after the traffic could not be counted.
@@ -75,17 +66,13 @@ class Records:
     )
     identity = run_identity.RunIdentity(
         {
-            **{
-                name: value
-                for name, value in dataclasses.asdict(config).items()
-                if name not in MAY_CHANGE
-            },
-            'train_on_union': sampler.train_on_union,
-            **{
-                name: text
-                for name, text in settings.items()
-                if name not in MAY_CHANGE
-            },
+            name: value
+            for name, value in {
+                **dataclasses.asdict(config),
+                'train_on_union': sampler.train_on_union,
+                **settings,
+            }.items()
+            if name not in MAY_CHANGE
         },
         data.fingerprint(),
         run_identity.describe_process(process, process.initialize(), model),
@@ -104,7 +91,9 @@ class Records:
     self.hook = metrics_hook_lib.HookedRows(
         metrics_hook, run_dir, {**settings, **dataclasses.asdict(config)}
     )
-    self.models = final_models.FinalModels(run_dir, identity.checksum, settings)
+    self.models = final_models.FinalModels(
+        run_dir, identity.checksum, settings, model, data, config
+    )
     self.log = stack.enter_context(
         contextlib.closing(
             metrics_log.MetricsLog(

@@ -32,6 +32,8 @@ class Draw(TypedDict):
 class RoundDataset(runtime.ClientDataset):
   """The batches of `FederatedData.client_dataset`, built when they are needed.
 
+  Several clients are treated as one that has the union of their samples.
+
   If the data has a recipe, only the recipe, the client and the round are sent
   to another process, which builds the batches itself. Otherwise all training
   data is sent to each machine once, and after that only positions of samples.
@@ -43,14 +45,6 @@ class RoundDataset(runtime.ClientDataset):
       client_ids: Sequence[str],
       **draw: Unpack[Draw],
   ):
-    """Initializes the dataset.
-
-    Args:
-      data: The clients' data.
-      client_ids: The client. Several clients are treated as one that has the
-        union of their samples.
-      **draw: The other arguments of `FederatedData.client_dataset`.
-    """
     self._data = data
     self._client_ids = tuple(client_ids)
     self._draw = draw
@@ -136,13 +130,8 @@ def _fingerprint(recipe: federated.Recipe) -> str:
 def check_workers(data: federated.FederatedData) -> None:
   """Checks that Ray workers load the same data from the data's recipe.
 
-  The workers are those of the thread's default context, if it has any.
-
-  Args:
-    data: The clients' data.
-
-  Raises:
-    ValueError: If a worker has different data, or can't load it.
+  The workers are those of the thread's default context, if it has any. If one
+  has different data, or can't load it, a `ValueError` is raised.
   """
   context = tff.framework.get_context_stack().current
   if data.recipe is None or not isinstance(context, runtime.RayContext):

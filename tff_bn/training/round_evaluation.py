@@ -2,52 +2,38 @@
 
 import collections
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-import dataclasses
 import functools
 import itertools
 import pathlib
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
+from tff_bn.common import csv_files
+from tff_bn.common import files
 from tff_bn.common import seeding
 from tff_bn.data.federated import FederatedData
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.processes.stateful_process import Process
 from tff_bn.processes.stateful_process import StatefulLearningProcess
-from tff_bn.training import client_metrics
 from tff_bn.training import client_state_store
 from tff_bn.training import evaluation
 from tff_bn.training import measures
 from tff_bn.training import rounds
+from tff_bn.training import run_entries
 from tff_bn.training.training_config import TrainingConfig
 
 _BATCH_SIZE = 256
+_DIGITS = 7  # As in metrics.csv.
 
 
-@dataclasses.dataclass(frozen=True)
-class _ClientModels:
-  """The clients' own models.
+class _ClientModels(NamedTuple):
+  """The algorithm whose clients have own models, and the clients' states.
 
-  Attributes:
-    process: The algorithm.
-    store: The states of the clients that were sampled at least once.
+  The store has the states of the clients that were sampled at least once.
   """
 
   process: StatefulLearningProcess
   store: client_state_store.ClientStateStore
-
-  def weights(self, state: Any, client_id: str) -> ModelWeights:
-    """Returns the weights of a client that was sampled at least once."""
-    return self.process.get_client_model_weights(
-        state, self.store.get(client_id)
-    )
-
-  def all_weights(self, state: Any) -> Iterator[tuple[str, ModelWeights]]:
-    """Yields the id and the weights of each of these clients, sorted by id."""
-    for client_id, client_state in self.store.newest():
-      yield client_id, self.process.get_client_model_weights(
-          state, client_state
-      )
 
 
 class RoundEvaluation:
@@ -70,15 +56,9 @@ class RoundEvaluation:
   ):
     """Initializes the evaluation.
 
-    Args:
-      process: The algorithm.
-      model: The model.
-      data: The clients' data.
-      config: The settings.
-      store: The clients' states; `None` if they have none.
-      make_dataset: Returns the training data of clients for a computation, with
-        the arguments of `FederatedData.client_dataset`.
-      run_dir: The run's folder, for the clients' results in the last round.
+    `store` has the clients' states, if they have any. `make_dataset` returns
+    the training data of clients for a computation, with the arguments of
+    `FederatedData.client_dataset`.
     """
     self._run_dir = run_dir
     self._process = process
@@ -86,7 +66,7 @@ class RoundEvaluation:
     self._make_dataset = make_dataset
     # The last result of `evaluated_state`, with the number of its round.
     self._evaluated: Optional[tuple[int, Any]] = None
-    # Whether this object has written them.
+    # Whether this object has written client_metrics.csv.
     self._has_client_metrics = False
     self._model = model
     self._data = data
@@ -119,10 +99,6 @@ class RoundEvaluation:
   ) -> collections.OrderedDict[str, float]:
     """Evaluates the models after a round, if the round is due.
 
-    Args:
-      state: The server's state.
-      round_num: The number of finished rounds.
-
     Returns:
       The columns of `metrics.csv` that come from evaluation.
     """
@@ -152,20 +128,44 @@ class RoundEvaluation:
   def _write_client_metrics(
       self, state: Any, by_client: Mapping[str, evaluation.Metrics]
   ) -> None:
-    client_metrics.write(
-        self._run_dir,
-        self._config.rounds,
-        self._with_other_clients(state, by_client),
+    """Writes the results of clients after the last round: client_metrics.csv.
+
+    If there are only a few clients, it has the results of all clients that can
+    be evaluated, otherwise only the given results, of the clients in a mean.
+    Clients without test data are left out.
+    """
+    results = dict(by_client)
+    clients = self._candidates()
+    if len(clients) <= measures.MAX_TABLE_CLIENTS:
+      for client_id in clients:
+        # Only one client's weights are in memory at a time.
+        if client_id not in by_client:
+          weights, _ = self._evaluated_weights(state, [client_id])
+          results |= self._evaluate_each_client(weights)
+    numbers = {
+        client_id: evaluation.numbers(results[client_id])
+        for client_id in sorted(results, key=self._data.client_number)
+    }
+    names = list(next(iter(numbers.values())))
+    files.replace(
+        self._run_dir / run_entries.CLIENT_METRICS,
+        csv_files.to_csv(
+            ['round', 'client', *names],
+            (
+                [self._config.rounds, client_id, *(result[n] for n in names)]
+                for client_id, result in numbers.items()
+                if result['num_examples']
+            ),
+            _DIGITS,
+        ),
     )
     self._has_client_metrics = True
 
   def complete(self, state: Any) -> None:
     """Writes the clients' results after the last round, unless it has done so.
 
-    The file may be from an earlier program, and changed since.
-
-    Args:
-      state: The server's final state, see `evaluated_state`.
+    The file may be from an earlier program, and changed since. `state` is the
+    final `evaluated_state`.
     """
     if not self._has_client_metrics:
       weights, _ = self._evaluated_weights(state)
@@ -181,45 +181,12 @@ class RoundEvaluation:
         ),
     )
 
-  def _with_other_clients(
-      self, state: Any, evaluated: Mapping[str, evaluation.Metrics]
-  ) -> dict[str, evaluation.Metrics]:
-    """Adds the clients that are in no mean, if there are only a few clients.
-
-    Args:
-      state: The server's state, see `evaluated_state`.
-      evaluated: The results of the clients that are in a mean.
-
-    Returns:
-      The results of all clients that can be evaluated, in their order; the same
-      results if there are more than `MAX_TABLE_CLIENTS` of them.
-    """
-    clients = self._candidates()
-    if len(clients) > measures.MAX_TABLE_CLIENTS:
-      return dict(evaluated)
-    results = dict(evaluated)
-    for client_id in clients:
-      # Only one client's weights are in memory at a time.
-      if client_id not in evaluated:
-        weights, _ = self._evaluated_weights(state, [client_id])
-        results |= self._evaluate_each_client(weights)
-    return dict(
-        sorted(
-            results.items(), key=lambda item: self._data.client_number(item[0])
-        )
-    )
-
   def evaluated_state(self, state: Any, round_num: int) -> Any:
     """Returns the state whose models are evaluated after a round.
 
-    Args:
-      state: The server's state after the round.
-      round_num: The number of finished rounds.
-
-    Returns:
-      The result of the process's `evaluation_state` on the training data of at
-      most `max_evaluation_clients` clients; `state` itself if the process has
-      no such computation.
+    It is the result of the process's `evaluation_state` on the training data of
+    at most `max_evaluation_clients` clients, or `state` itself if the process
+    has no such computation.
     """
     process, store = self._process, self._store
     if (
@@ -263,29 +230,24 @@ class RoundEvaluation:
   ) -> tuple[dict[str, ModelWeights], Optional[ModelWeights]]:
     """Returns the weights by client, and the weights that all share, if any.
 
-    Args:
-      state: The server's state.
-      clients: The clients. Default: those of which a mean is taken.
+    By default, the clients are those of which a mean is taken.
     """
     if clients is None:
       clients = self._evaluation_clients(self._candidates())
     models = self._client_models
-    if models is not None and models.store.client_ids():
-      return {c: models.weights(state, c) for c in clients}, None
     if models is None:
       shared = self._process.get_model_weights(state)
       return dict.fromkeys(clients, shared), shared
-    process = models.process
-    initial = process.initialize_client(state)
-    if not process.has_personal_state:
+    process, store = models
+    if not process.has_personal_state and not store.client_ids():
+      initial = process.initialize_client(state)
       shared = process.get_client_model_weights(state, initial)
       return dict.fromkeys(clients, shared), shared
+    numbers = [self._data.client_number(client_id) for client_id in clients]
+    states = rounds.client_states(process, store, state, clients, numbers)
     own = {
-        client_id: process.get_client_model_weights(
-            state,
-            process.personalize(initial, self._data.client_number(client_id)),
-        )
-        for client_id in clients
+        client_id: process.get_client_model_weights(state, client_state)
+        for client_id, client_state in zip(clients, states)
     }
     return own, None
 
@@ -315,10 +277,10 @@ class RoundEvaluation:
     """Returns the weights of the final model.
 
     Args:
-      state: The server's final state, see `evaluated_state`.
-      visit: Is called with the id and the weights of each client that was
-        sampled at least once, if the clients have own models. Only one client's
-        weights are in memory at a time.
+      state: The final `evaluated_state`.
+      visit: Called with the id and the weights of each client that was sampled
+        at least once, if the clients have own models. Only one client's weights
+        are in memory at a time.
 
     Returns:
       The server's weights. If the clients have own models, the weights that are
@@ -329,7 +291,8 @@ class RoundEvaluation:
       return self._process.get_model_weights(state)
 
     def visited() -> Iterator[ModelWeights]:
-      for client_id, weights in models.all_weights(state):
+      for client_id, client_state in models.store.newest():
+        weights = models.process.get_client_model_weights(state, client_state)
         visit(client_id, weights)
         yield weights
 
@@ -343,15 +306,11 @@ class RoundEvaluation:
   def new_client_weights(
       self, state: Any, weights: ModelWeights
   ) -> Iterator[tuple[str, ModelWeights]]:
-    """Yields the models of the clients that were never sampled.
+    """Yields the id and the model of each client that was never sampled.
 
-    Args:
-      state: The server's final state, see `evaluated_state`.
-      weights: The weights of the final model.
-
-    Yields:
-      The id of each such client, and the weights of the final model with the
-      client's personal phases, if the clients have own models.
+    If the clients have own models, its model is the final one, with `weights`,
+    but with the client's personal phases. `state` is the final
+    `evaluated_state`.
     """
     models = self._client_models
     if models is None:

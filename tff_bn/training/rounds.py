@@ -36,14 +36,7 @@ class RoundData:
 
 
 def failed_rounds(state: Any) -> int:
-  """Counts the rounds in a row, up to a state, that changed nothing.
-
-  Args:
-    state: The state of a process.
-
-  Returns:
-    The number; 0 for a process of another package.
-  """
+  """Counts the last rounds in a row, up to a state, that changed nothing."""
   try:
     return int(state.finalizer['failed_rounds'])
   except (AttributeError, KeyError, TypeError):
@@ -57,17 +50,9 @@ def client_states(
     client_ids: Sequence[str],
     client_numbers: Sequence[int],
 ) -> list[Any]:
-  """Returns the states of clients, which are initialized if they are new.
+  """Returns the state of each client, which is initialized if it is new.
 
-  Args:
-    process: The process.
-    store: The clients' states.
-    state: The server's state.
-    client_ids: The clients.
-    client_numbers: Their positions among all clients.
-
-  Returns:
-    A state for each client.
+  `client_numbers` has the clients' positions among all clients.
   """
   stored = [store.get(client_id) for client_id in client_ids]
   if all(client_state is not None for client_state in stored):
@@ -80,7 +65,11 @@ def client_states(
 
 
 class IterativeProcess:
-  """Either kind of process in the form that TFF's training loop runs."""
+  """Either kind of process in the form that TFF's training loop runs.
+
+  After `max_failed_rounds` failed rounds in a row, `next` and `check` raise an
+  error.
+  """
 
   def __init__(
       self,
@@ -88,14 +77,6 @@ class IterativeProcess:
       store: Optional[client_state_store.ClientStateStore],
       max_failed_rounds: int,
   ):
-    """Initializes the process.
-
-    Args:
-      process: The process.
-      store: The clients' states; `None` if they have none.
-      max_failed_rounds: The number of failed rounds in a row after which `next`
-        and `check` raise an error.
-    """
     self._process = process
     self._store = store
     self._max_failed_rounds = max_failed_rounds
@@ -108,32 +89,30 @@ class IterativeProcess:
   def next(self, state: Any, data: RoundData) -> tuple[Any, Any]:
     """Runs a round and stores the new states of its clients.
 
-    Args:
-      state: The server's state.
-      data: The data of the round.
-
     Returns:
       The server's new state and the metrics.
-
-    Raises:
-      TooManyFailedRoundsError: See `check`.
     """
     # The state may come from a checkpoint of a run that was stopped.
     self.check(state)
-    if self._store is None:
-      with termination.allowed():
-        output = self._process.next(state, list(data.datasets))
-      self._report_large_update(output.metrics, data)
-      return output.state, output.metrics
-    states = client_states(
-        self._process, self._store, state, data.client_ids, data.client_numbers
-    )
+    arguments = [list(data.datasets)]
+    if self._store is not None:
+      arguments.insert(
+          0,
+          client_states(
+              self._process,
+              self._store,
+              state,
+              data.client_ids,
+              data.client_numbers,
+          ),
+      )
     with termination.allowed():
-      output = self._process.next(state, states, list(data.datasets))
+      output = self._process.next(state, *arguments)
     self._report_large_update(output.metrics, data)
-    self._store.put_many(
-        data.round_num, dict(zip(data.client_ids, output.client_states))
-    )
+    if self._store is not None:
+      self._store.put_many(
+          data.round_num, dict(zip(data.client_ids, output.client_states))
+      )
     return output.state, output.metrics
 
   def _report_large_update(self, metrics: Any, data: RoundData) -> None:
@@ -161,14 +140,7 @@ class IterativeProcess:
     )
 
   def check(self, state: Any) -> None:
-    """Raises an error if too many rounds in a row have failed.
-
-    Args:
-      state: The server's state.
-
-    Raises:
-      TooManyFailedRoundsError: If too many have failed.
-    """
+    """Raises an error if too many rounds in a row, up to a state, failed."""
     num_failed = failed_rounds(state)
     if num_failed >= self._max_failed_rounds:
       raise TooManyFailedRoundsError(

@@ -1,6 +1,6 @@
 """The files and folders of a run: their names, and that none is a link."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 import os
 import pathlib
 import stat
@@ -26,6 +26,16 @@ FILES = (
 )
 FOLDERS = (LOGDIR, CHECKPOINTS, MODEL)
 
+# Name -> which clients' own models are saved as Keras files.
+SAVE_CLIENT_MODELS: Mapping[str, str] = {
+    'none': 'no client; the arrays of all sampled clients are in clients.npy',
+    'sampled': 'each client that was sampled for a round',
+    'all': (
+        'each client; one that was never sampled has the global model, with its'
+        ' own personal phases'
+    ),
+}
+
 
 def check(
     run_dir: pathlib.Path,
@@ -35,13 +45,8 @@ def check(
   """Checks that the entries of a run are files and folders.
 
   Writing through a link would change files elsewhere. The run's folder itself
-  may be a link, and other files in it are not checked.
-
-  Args:
-    run_dir: The run's folder; it need not exist.
-    file_names: The names of the run's files.
-    folder_names: The names of the run's folders, which are checked with all
-      that they contain.
+  may be a link, or need not exist, and other files in it are not checked. The
+  run's folders are checked with all that they contain.
 
   Raises:
     ValueError: If an entry is a link, or anything else than it should be.

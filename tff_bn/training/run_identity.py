@@ -39,14 +39,7 @@ class RunIdentity:
     return manifests.checksum(dataclasses.asdict(self))
 
   def differences(self, manifest: Mapping[str, Any]) -> list[str]:
-    """Describes the differences from the run that wrote a manifest.
-
-    Args:
-      manifest: A manifest with the entries of `to_manifest`.
-
-    Returns:
-      Descriptions; empty if it is the same run.
-    """
+    """Describes each difference from the run that wrote a manifest."""
     other = manifest['run']
     found = [
         f'{name} ({_was(other["settings"].get(name))}, now'
@@ -81,12 +74,7 @@ def _was(value: Any) -> str:
 def describe_process(
     process: Any, initial_state: Any, model: BatchNormModel
 ) -> dict[str, str]:
-  """Describes a process for a `RunIdentity`.
-
-  Args:
-    process: A process of either kind.
-    initial_state: The result of its `initialize`.
-    model: Its model.
+  """Describes a process with this model for a `RunIdentity`.
 
   Returns:
     The checksums `types` and `initial`, and `constants` if the model has any.

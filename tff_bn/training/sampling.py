@@ -29,13 +29,6 @@ class RoundSampler:
       *,
       train_on_union: bool,
   ):
-    """Initializes the sampler.
-
-    Args:
-      data: The clients' data.
-      config: The settings of the training.
-      train_on_union: See the class.
-    """
     self.num_clients = config.clients_per_round or len(data.client_ids)
     self.train_on_union = train_on_union
     self._data = data
@@ -50,11 +43,7 @@ class RoundSampler:
     )
 
   def select(self, round_num: int) -> rounds.RoundData:
-    """Returns the clients of a round with their datasets.
-
-    Args:
-      round_num: The number of the round. The choice depends on it and the seed.
-    """
+    """Chooses the clients of a round by the seed, and makes their datasets."""
     all_ids = tuple(self._data.client_ids)
     numbers: Sequence[int] = range(len(all_ids))
     if self.num_clients < len(numbers):
@@ -84,9 +73,7 @@ class RoundSampler:
   ) -> Union[tf.data.Dataset, runtime.ClientDataset]:
     """Makes the dataset of a client, or of several clients together.
 
-    Args:
-      client_ids: The clients.
-      **draw: The other arguments of `FederatedData.client_dataset`.
+    The arguments are those of `FederatedData.client_dataset`.
     """
     if self._builds_datasets:
       return round_data.RoundDataset(self._data, client_ids, **draw)

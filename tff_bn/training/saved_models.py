@@ -15,7 +15,7 @@ The folder appears when it is complete. This module reads only the arrays,
 because loading a Keras file can run code that it contains.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 import contextlib
 import functools
 import hashlib
@@ -42,6 +42,9 @@ _RECORDS = 'clients.npy'
 _CLIENTS = 'clients'
 # Enough for the names and shapes of thousands of variables.
 _MAX_HEADER_SIZE = 10**6
+# Merging changes the running variances and the phases, even if all clients have
+# the same.
+_MERGED_ROLES = (Role.MOVING_VARIANCE, Role.PERSONAL_PHASE)
 # Long enough that no two clients of a run get the same name.
 _HASH_DIGITS = 16
 # Short enough for every file system.
@@ -51,12 +54,8 @@ _MAX_READABLE = 40
 def client_file_stem(client_id: str) -> str:
   """Returns the name of a client's files, without their endings.
 
-  Args:
-    client_id: The client.
-
-  Returns:
-    A name that is valid in every file system: the id without special
-    characters, and a hash of the id.
+  It is valid in every file system: the id without special characters, and a
+  hash of the id.
   """
   readable = re.sub('[^A-Za-z0-9_-]+', '_', client_id)[:_MAX_READABLE]
   digest = hashlib.sha256(client_id.encode()).hexdigest()
@@ -87,9 +86,6 @@ def writing(
   Yields:
     The writer. The folder appears at the end of the `with` block, if there is
     no error.
-
-  Raises:
-    OSError: If a file can't be written.
   """
   remove(folder)
   with files.replacing(folder) as unfinished:
@@ -112,14 +108,20 @@ def writing(
         {
             'format': FORMAT,
             **description,
-            **writer.manifest(),
+            'clients': writer.client_ids,
+            'keras_clients': writer.stems,
             'files': dict(_checksums(unfinished)),
         },
     )
 
 
 class Writer:
-  """Writes the models of a run, see `writing`."""
+  """Writes the models of a run, see `writing`.
+
+  Attributes:
+    client_ids: The clients in the order of their records.
+    stems: The names of the clients' Keras files, without the ending.
+  """
 
   def __init__(
       self,
@@ -130,85 +132,58 @@ class Writer:
       saves_keras_clients: bool,
       records: BinaryIO,
   ):
-    """Initializes the writer.
-
-    Args:
-      folder: The folder of the unfinished models.
-      model: The model.
-      server_weights: See `writing`.
-      num_clients: See `writing`.
-      saves_keras_clients: See `writing`.
-      records: The file of the clients' records, empty.
-    """
     self._folder = folder
     self._model = model
     self._server_values = model.from_model_weights(server_weights)
     self._num_clients = num_clients
     self._saves_keras_clients = saves_keras_clients
     self._records = records
-    self._client_ids: list[str] = []
-    self._stems: dict[str, str] = {}
-    # The positions of the clients' own variables, once they are known.
-    self._own: Optional[Sequence[int]] = None
-    self._record: np.ndarray = np.zeros((), [])
+    self.client_ids: list[str] = []
+    self.stems: dict[str, str] = {}
+    # The own variables of each client, once they are known: the names, dtypes
+    # and shapes.
+    self._fields: Optional[list[Any]] = None
 
   def add_client(self, client_id: str, weights: ModelWeights) -> None:
-    """Writes the own variables of a client.
-
-    Args:
-      client_id: The client.
-      weights: Its weights.
-
-    Raises:
-      ValueError: If the client's own variables are not the first client's.
-    """
-    values = self._model.from_model_weights(weights)
-    own = self._own_positions(values)
-    if self._own is None:
-      self._own = own
-      self._begin_records(values)
-    elif own != self._own:
+    """Writes the own variables of a client: the same as the first client's."""
+    own = {
+        info.name: np.asarray(value)
+        for position, (info, value, server_value) in enumerate(
+            zip(
+                self._model.variables,
+                self._model.from_model_weights(weights),
+                self._server_values,
+            )
+        )
+        if position not in self._model.constants
+        and (value is not server_value or info.role in _MERGED_ROLES)
+    }
+    fields: list[Any] = [(name, v.dtype, v.shape) for name, v in own.items()]
+    if self._fields is None:
+      self._fields = fields
+      self._write_header()
+    elif fields != self._fields:
+      others = ', '.join(name for name, *_ in self._fields)
       raise ValueError(
-          f'The own variables of client {client_id!r} are {self._names(own)},'
-          f' but another client has {self._names(self._own)}.'
+          f'The own variables of client {client_id!r} are'
+          f' {", ".join(own) or "none"}, but another client has'
+          f' {others or "none"}.'
       )
-    for position in own:
-      self._record[self._model.variables[position].name] = values[position]
-    self._records.write(self._record.tobytes())
-    self._client_ids.append(client_id)
+    record: np.ndarray = np.zeros((), fields)
+    for name, value in own.items():
+      record[name] = value
+    self._records.write(record.tobytes())
+    self.client_ids.append(client_id)
     if self._saves_keras_clients:
       self.add_keras_client(client_id, weights)
 
-  def _own_positions(self, values: Sequence[Any]) -> list[int]:
-    # Merging changes the running variances and the phases, even if all clients
-    # have the same.
-    merged = (Role.MOVING_VARIANCE, Role.PERSONAL_PHASE)
-    return [
-        position
-        for position, (info, value, server_value) in enumerate(
-            zip(self._model.variables, values, self._server_values)
-        )
-        if position not in self._model.constants
-        and (value is not server_value or info.role in merged)
-    ]
-
-  def _names(self, positions: Sequence[int]) -> str:
-    names = [self._model.variables[position].name for position in positions]
-    return ', '.join(names) or 'none'
-
-  def _begin_records(self, values: Sequence[Any]) -> None:
-    """Writes the header of the records."""
-    fields: list[Any] = []
-    for position in self._own or ():
-      value = np.asarray(values[position])
-      name = self._model.variables[position].name
-      fields.append((name, value.dtype, value.shape))
-    if fields:
-      self._record = np.zeros((), fields)
+  def _write_header(self) -> None:
+    """Writes the header of the records, if they have fields."""
+    if self._fields:
       np.lib.format.write_array_header_2_0(
           self._records,
           dict(
-              descr=np.lib.format.dtype_to_descr(self._record.dtype),
+              descr=np.lib.format.dtype_to_descr(np.dtype(self._fields)),
               fortran_order=False,
               shape=(self._num_clients,),
           ),
@@ -216,14 +191,14 @@ class Writer:
 
   def add_keras_client(self, client_id: str, weights: ModelWeights) -> None:
     """Saves a client's model for plain Keras."""
-    self._stems[client_id] = stem = client_file_stem(client_id)
+    self.stems[client_id] = stem = client_file_stem(client_id)
     path = self._folder / _CLIENTS / f'{stem}.keras'
     path.parent.mkdir(exist_ok=True)
-    _save_keras(self._keras_model(weights), path)
+    self._save_keras(weights, path)
 
   def add_global(self, weights: ModelWeights) -> None:
     """Saves the global model."""
-    _save_keras(self._keras_model(weights), self._folder / _KERAS_MODEL)
+    self._save_keras(weights, self._folder / _KERAS_MODEL)
     values = self._model.from_model_weights(weights)
     arrays: dict[str, Any] = {
         info.name: np.asarray(value)
@@ -234,24 +209,15 @@ class Writer:
       np.savez(path, **arrays)
 
   @functools.cached_property
-  def _built_keras_model(self) -> keras.Model:
+  def _keras_model(self) -> keras.Model:
     # One Keras model for all weights, because building it takes long.
     return self._model.to_keras()
 
-  def _keras_model(self, weights: ModelWeights) -> keras.Model:
+  def _save_keras(self, weights: ModelWeights, path: pathlib.Path) -> None:
     values = self._model.from_model_weights(weights)
-    self._built_keras_model.set_weights([np.asarray(value) for value in values])
-    return self._built_keras_model
-
-  def manifest(self) -> dict[str, Any]:
-    """Returns the manifest's entries about the clients."""
-    return {'clients': self._client_ids, 'keras_clients': self._stems}
-
-
-def _save_keras(keras_model: keras.Model, path: pathlib.Path) -> None:
-  """Saves a Keras model; an `OSError` names the path."""
-  with files.naming(path):
-    keras_model.save(path)
+    self._keras_model.set_weights([np.asarray(value) for value in values])
+    with files.naming(path):
+      self._keras_model.save(path)
 
 
 def export(
@@ -259,19 +225,14 @@ def export(
 ) -> None:
   """Saves a model for plain Keras, in one step.
 
-  Args:
-    model: The model.
-    weights: Its weights.
-    path: The file, which ends with `.keras`. Its folder is created if needed.
-
-  Raises:
-    OSError: If the file can't be written. An old file stays.
+  The path ends with `.keras`, and its folder is created if needed. If the file
+  can't be written, an old file stays.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
   # Keras needs the ending.
   unfinished = path.with_name(f'.part.{path.name}')
   with files.replacing(path, unfinished):
-    _save_keras(model.to_keras(weights), unfinished)
+    model.to_keras(weights).save(unfinished)
 
 
 def remove(folder: pathlib.Path) -> None:
@@ -296,15 +257,9 @@ class SavedModels:
   """
 
   def __init__(self, folder: pathlib.Path):
-    """Reads the manifest.
+    """Reads the manifest in the models' folder.
 
-    Args:
-      folder: The folder of the models.
-
-    Raises:
-      manifests.DamagedError: If the manifest is damaged or missing.
-      ValueError: If the folder has another format.
-      OSError: If the manifest can't be read at present.
+    The errors are those of `finished.read_models_manifest`.
     """
     self._folder = folder
     self.manifest = finished.read_models_manifest(folder)
@@ -318,26 +273,16 @@ class SavedModels:
     return self._numbers.keys()
 
   def check(self) -> None:
-    """Checks all files.
-
-    Raises:
-      manifests.DamagedError: If a file is damaged or missing.
-      OSError: If a file can't be read at present.
-    """
+    """Raises a `manifests.DamagedError` if a file is damaged or missing."""
     for name in self.manifest['files']:
       finished.check_file(self._folder, self.manifest, name)
 
   def weights(
       self, model: BatchNormModel, client_id: Optional[str] = None
   ) -> ModelWeights:
-    """Reads the weights of a model.
+    """Reads the weights of the global model, or of a client's own model.
 
-    Args:
-      model: The model, built as in the run.
-      client_id: The client whose own model to read. Default: the global model.
-
-    Returns:
-      The weights.
+    `model` is built as in the run.
 
     Raises:
       manifests.DamagedError: If a file is damaged or missing.

@@ -7,8 +7,8 @@ from typing import Any, Optional
 from tff_bn.common import checks
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.training import measures
-from tff_bn.training import metrics_log
-from tff_bn.training import names
+from tff_bn.training import metrics_hook
+from tff_bn.training import run_entries
 
 # Settings that may change when a run is continued.
 MAY_CHANGE = (
@@ -42,7 +42,7 @@ class TrainingConfig:
     max_evaluation_clients: The largest number of clients in a mean over
       clients. If there are more, the seed determines a choice.
     save_client_models: The clients whose own models are saved as Keras files at
-      the end: 'none', 'sampled' or 'all', see `names.SAVE_CLIENT_MODELS`.
+      the end: 'none', 'sampled' or 'all', see `run_entries.SAVE_CLIENT_MODELS`.
   """
 
   rounds: int
@@ -63,10 +63,10 @@ class TrainingConfig:
       if field.name in ('seed', 'save_client_models') or value is None:
         continue
       checks.check_whole_number(field.name, value)
-    if self.save_client_models not in names.SAVE_CLIENT_MODELS:
+    if self.save_client_models not in run_entries.SAVE_CLIENT_MODELS:
       raise ValueError(
           f'save_client_models={self.save_client_models} is not allowed; it'
-          f' must be one of {", ".join(names.SAVE_CLIENT_MODELS)}.'
+          f' must be one of {", ".join(run_entries.SAVE_CLIENT_MODELS)}.'
       )
     checks.check_integer('seed', self.seed)
     if not 0 <= self.seed < 2**32:
@@ -106,7 +106,7 @@ class TrainingResult:
       it started the run.
   """
 
-  rows: Sequence[metrics_log.Row]
+  rows: Sequence[metrics_hook.Row]
   state: Any
   model_weights: ModelWeights
   resumed_from: Optional[int]
