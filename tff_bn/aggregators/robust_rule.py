@@ -10,13 +10,14 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.aggregators import gathering
+from tff_bn.aggregators import model_update
 from tff_bn.aggregators import vector_layout
 from tff_bn.catalog import rules
 from tff_bn.catalog import value_types
 from tff_bn.common import numerics
 
 
-class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
+class Rule(model_update.ParticipatingFactory):
   """Aggregates the clients' values by a rule that needs all of them at once.
 
   A rule is an ordinary TFF aggregation factory for any structure of floats,
@@ -402,9 +403,8 @@ def after_checks(
 def check_rule(owner: object, rule: object) -> None:
   """Raises a `TypeError` if the argument `rule` of `owner` is no rule."""
   if not isinstance(rule, Rule):
-    known = rules.classes(rules.RULES, rules.WRAPPERS)
     raise TypeError(
         f'{type(owner).__name__} needs a rule that aggregates a matrix, but was'
         f' given {rule!r}; use one of'
-        f' {", ".join(part.load().__name__ for part in known)}.'
+        f' {", ".join(rules.classes(rules.RULES, rules.WRAPPERS))}.'
     )

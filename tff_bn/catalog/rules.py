@@ -422,14 +422,14 @@ ATTACKS = parts.Parts(
 )
 
 
-def classes(*kinds: parts.Parts[Any]) -> list[parts.Part]:
-  """Returns the parts that are classes of `tff_bn.aggregators`."""
-  return [
-      part
-      for kind in kinds
-      for part in kind.values()
-      if str(part.builds).startswith(f'{_ROOM}.')
-  ]
+def classes(*kinds: parts.Parts[Any]) -> dict[str, str]:
+  """Returns the module of each class of `tff_bn.aggregators`, by its name."""
+  found = {}
+  for part in (part for kind in kinds for part in kind.values()):
+    module, _, name = str(part.builds).partition(':')
+    if module.startswith(f'{_ROOM}.'):
+      found[name] = module.removeprefix(f'{_ROOM}.')
+  return found
 
 
 TARGETS = {
