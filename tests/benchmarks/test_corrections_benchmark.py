@@ -278,11 +278,12 @@ def test_ways_take_turns_and_are_checked(monkeypatch, problem):
 
 
 @pytest.mark.slow
-def test_program(tmp_path):
-  returncode, printed, text = benchmark_files.run(
-      'corrections', tmp_path, '--rows=mlp3:2x2x4', '--repeats=2'
+def test_program(monkeypatch, capsys, tmp_path):
+  given = ('--rows=mlp3:2x2x4', '--repeats=2')
+  returncode, text = benchmark_files.run(
+      benchmark, monkeypatch, capsys, tmp_path, *given
   )
-  assert returncode == 0, printed
+  assert returncode == 0
   times, ratios, first = benchmark_files.tables(text)
   assert times[0] == ['Round', *benchmark.WAYS, 'rounds']
   assert times[1][0] == first[1][0] == 'mlp3, 2 clients × 2 × 4'
