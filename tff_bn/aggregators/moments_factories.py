@@ -25,10 +25,7 @@ def layer_moments_type(num_channels: int, dtype: Any = np.float32) -> tff.Type:
 
 
 def to_moments_type(value_type: tff.Type) -> tff.Type:
-  """Returns the type with its structures of moments as `Moments`.
-
-  Args:
-    value_type: The type of a list of moments, in containers of any class.
+  """Returns the type of a list of moments with `Moments` as containers.
 
   Raises:
     TypeError: If `value_type` is not a list of moments.
@@ -86,14 +83,10 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
 
   @abc.abstractmethod
   def _factor(self, layer: int, count: tf.Tensor) -> Optional[tf.Tensor]:
-    """Returns the factor of the spread between the clients.
+    """Returns the factor of the spread between the clients; `None` for 0.
 
-    Args:
-      layer: The position in the list of moments.
-      count: The sum of all clients' counts, a scalar.
-
-    Returns:
-      A scalar; `None` for 0.
+    `layer` is the position in the list of moments, `count` the sum of all
+    clients' counts.
     """
 
   def _weight(self, count: tf.Tensor) -> tf.Tensor:

@@ -349,14 +349,13 @@ def without_abstaining(
 ) -> collections.OrderedDict[str, tf.Tensor]:
   """Leaves out the rows of clients that do not take part.
 
+  Clients with counts or values that are not finite are dropped; clients without
+  a positive count abstain. Returns the same as `gathering.gather`.
+
   Args:
     counts: The clients' weights or counts, one client in a row: `[n, k]`.
     values: The clients' values, `[n, d]`.
     num_dropped: The number of clients that were dropped before.
-
-  Returns:
-    The same as `gathering.gather`. Clients with counts or values that are not
-    finite are dropped; clients without a positive count abstain.
   """
   is_finite = tf.reduce_all(tf.math.is_finite(counts), axis=1)
   is_finite &= tf.reduce_all(tf.math.is_finite(values), axis=1)
@@ -385,16 +384,9 @@ def takes_part(weight: tf.Tensor) -> tf.Tensor:
 def after_checks(
     values: tf.Tensor, *checks: Optional[tf.Operation]
 ) -> tf.Tensor:
-  """Makes a tensor depend on assertions.
+  """Returns a tensor that depends on assertions (`None` in eager mode).
 
   Some runtimes trace without automatic control dependencies.
-
-  Args:
-    values: The tensor.
-    *checks: The results of `tf.debugging.Assert`: `None` in eager mode.
-
-  Returns:
-    The same tensor.
   """
   with tf.control_dependencies([c for c in checks if c is not None]):
     return tf.identity(values)

@@ -45,17 +45,7 @@ EPOCHS = value_types.Number(int, minimum=1, maximum=10**4)
 
 
 def parse_schedule(text: str) -> tuple[tuple[int, float], ...]:
-  """Parses `ROUND:FACTOR,...`, e.g. '6000:0.1,8000:0.01'.
-
-  Args:
-    text: The schedule as text.
-
-  Returns:
-    Pairs (round, factor), rounds increasing.
-
-  Raises:
-    ValueError: If the text isn't a schedule.
-  """
+  """Parses `ROUND:FACTOR,...` as pairs, e.g. '6000:0.1,8000:0.01'."""
   schedule = []
   for item in text.split(','):
     try:
@@ -289,10 +279,7 @@ def check_weighting(
 ) -> None:
   """Raises a `ValueError` if clients have weights that have no effect.
 
-  Args:
-    client_weighting: See `CLIENT_WEIGHTING`.
-    aggregator: The model's aggregator as `argument=value`, for the message.
-    takes_weights: Whether it takes weights.
+  `aggregator` is the model's aggregator as `argument=value`.
   """
   if client_weighting == _WEIGHTING and not takes_weights:
     raise ValueError(

@@ -88,7 +88,7 @@ def _rule_option(
     values: value_types.ValueType,
     description: str,
     default: Any,
-    argument: str,
+    argument: str = OWN_NAME,
 ) -> Option:
   """Declares an option that only some rules have."""
   return Option(
@@ -157,14 +157,12 @@ TRUSTED_CLIENT = _rule_option(
     ' for the first; negative numbers count from the end. The first clients are'
     ' the attackers',
     -1,
-    'trusted_client',
 )
 BUCKET_SIZE = _rule_option(
     'bucket_size',
     value_types.POSITIVE_INTEGER,
     'Number of clients in a group of bucketing',
     2,
-    'bucket_size',
 )
 
 
