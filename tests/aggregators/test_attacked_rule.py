@@ -70,31 +70,6 @@ def test_attackers_are_the_first_clients(in_process_runtime):
   assert output.measurements == {'num_dropped': 0}
 
 
-def test_structures_are_attacked_as_one_vector(in_process_runtime):
-  rng = np.random.default_rng(0)
-  clients = [
-      collections.OrderedDict(
-          w=rng.normal(size=(2, 2)).astype(np.float32),
-          b=[rng.normal(size=1).astype(np.float32)],
-      )
-      for _ in range(5)
-  ]
-  vectors = [np.r_[c['w'].ravel(), c['b'][0]] for c in clients]
-  attacked = _attacked(1, attacks.ALittleIsEnough(2.0))
-  process = attacked.create(
-      collections.OrderedDict(
-          w=tff.TensorType(np.float32, [2, 2]),
-          b=[tff.TensorType(np.float32, [1])],
-      )
-  )
-  result = process.next(process.initialize(), clients).result
-  honest = np.array(vectors[1:], np.float64)
-  sent = honest.mean(axis=0) + 2 * honest.std(axis=0)
-  expected = (honest.sum(axis=0) + sent) / 5
-  np.testing.assert_allclose(result['w'].ravel(), expected[:4], rtol=1e-5)
-  np.testing.assert_allclose(result['b'][0], expected[4:], rtol=1e-5)
-
-
 def test_noise_differs_between_rounds(in_process_runtime):
   process = _process(_attacked(1, attacks.GaussianNoise(1.0, seed=5)))
   state, results = process.initialize(), []

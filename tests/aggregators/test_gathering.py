@@ -301,17 +301,3 @@ def test_inside_tff_wrappers(in_process_runtime, wrap):
       [1, 2] if 'zeroed_count' in str(process.next.type_signature) else [3, 4]
   )
   np.testing.assert_allclose(result, expected)
-
-
-def test_rules_with_num_clients(in_process_runtime):
-  """Sorting is unrolled; one of 9 clients is missing."""
-  rng = np.random.default_rng(0)
-  values = rng.normal(size=(8, 5))
-  value_type = tff.TensorType(np.float64, [5])
-  for rule, expected in (
-      (aggregators.TrimmedMean(2, num_clients=9), np.sort(values, 0)[2:6]),
-      (aggregators.CoordinateMedian(num_clients=9), np.sort(values, 0)[3:5]),
-  ):
-    process = rule.create(value_type)
-    output = process.next(process.initialize(), list(values))
-    np.testing.assert_allclose(output.result, expected.mean(0), rtol=1e-12)

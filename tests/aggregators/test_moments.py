@@ -72,16 +72,6 @@ def test_pooled_equals_moments_of_the_union(pooled, sizes, offset, seed):
   )
 
 
-def test_pooled_adds_the_spread_of_the_means(naive, pooled):
-  clients = [
-      [aggregators.layer_moments(1.0, np.array([0.0, 4]), np.array([1.0, 1]))],
-      [aggregators.layer_moments(3.0, np.array([8.0, 0]), np.array([5.0, 1]))],
-  ]
-  # The spread is (1·36 + 3·4)/4 and (1·9 + 3·1)/4.
-  for process, variance in ((naive, [4, 1]), (pooled, [16, 4])):
-    _assert_close(_aggregate(process, clients), [(4, [6, 1], variance)], 1e-15)
-
-
 @pytest.mark.parametrize('name', ['naive', 'pooled'])
 def test_moments_with_count_zero_are_ignored(name, request):
   process = request.getfixturevalue(name)

@@ -122,14 +122,3 @@ def test_ranks_need_fewer_comparators(monkeypatch):
   usual, *others = counts
   assert len(set(others)) == 1
   assert usual < others[0]
-
-
-def test_scaled_sum():
-  values = np.random.default_rng(0).normal(size=(7, 4))
-  np.testing.assert_allclose(
-      order_statistics.scaled_sum(
-          tf.constant(values), tf.constant(0.25, tf.float64)
-      ),
-      values.sum(axis=0) / 4,
-      rtol=1e-12,
-  )

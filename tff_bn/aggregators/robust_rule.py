@@ -87,8 +87,7 @@ class Rule(model_update.ParticipatingFactory):
     Returns:
       The least number of other clients; of the same type.
     """
-    maximum = tf.maximum if isinstance(num_dropped, tf.Tensor) else max
-    return self.min_clients(maximum(self.num_byzantine - num_dropped, 0))
+    return self.min_clients(larger(self.num_byzantine - num_dropped, 0))
 
   def presumed_attackers(
       self,
@@ -342,6 +341,12 @@ class CheckedRule(Rule):
     This is `aggregate` after its checks. `num_byzantine` is the number of
     attackers to tolerate among the rows, an int32 scalar.
     """
+
+
+def larger(a: Any, b: Any) -> Any:
+  """Returns the larger of two numbers, of which any may be a tensor."""
+  is_tensor = isinstance(a, tf.Tensor) or isinstance(b, tf.Tensor)
+  return tf.maximum(a, b) if is_tensor else max(a, b)
 
 
 def without_abstaining(

@@ -313,7 +313,7 @@ FBN_BACKWARD_RESTART = _own_option(
     conditions=(
         Condition(
             'fbn_backward',
-            lambda options: options.fbn_backward in ('mean', 'running'),
+            lambda options: not _has_no_averages(options),
             'is for --fbn_backward=mean and --fbn_backward=running, not for {}',
         ),
     ),

@@ -37,6 +37,12 @@ AUGMENTATIONS = Parts(
     ),
 )
 _WEIGHTING = 'num_examples'
+# The corrections that weight all clients alike by default.
+_UNIFORM = [
+    name
+    for name, correction in algorithms.CORRECTIONS.items()
+    if correction.client_weighting == 'uniform'
+]
 _NUM_STEPS = 5
 # A batch, the steps and the passes of a client's round are in memory at once.
 STEPS = value_types.Number(int, minimum=1, maximum=10**6)
@@ -226,8 +232,8 @@ CLIENT_WEIGHTING = Option(
     "Weights of the clients in the server's mean: num_examples that they"
     ' trained on in the round, or uniform',
     default_text=(
-        f'{_WEIGHTING}; uniform with scaffold, with another --model_aggregator'
-        ' than the mean, or an attack on the model'
+        f'{_WEIGHTING}; uniform with {", ".join(_UNIFORM)}, with another'
+        ' --model_aggregator than the mean, or an attack on the model'
     ),
     argument=OWN_NAME,
     compute=lambda options: (

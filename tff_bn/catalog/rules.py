@@ -347,13 +347,13 @@ WRAPPERS: parts.Parts[Wrapper] = parts.Parts(
 
 # The arguments behind `--attack_strength`. Each attack has a range and a
 # default of its own.
-FACTOR = Option('factor', value_types.FINITE, '', 3.0, '3')
+FACTOR = Option('factor', value_types.FINITE, '', 3.0)
 DEVIATIONS = Option(
     'deviations', value_types.FINITE, '', None, 'as large as its paper allows'
 )
-EPSILON = Option('epsilon', value_types.POSITIVE, '', 0.5, '0.5')
+EPSILON = Option('epsilon', value_types.POSITIVE, '', 0.5)
 # Blanchard et al. 2017.
-STDDEV = Option('stddev', value_types.POSITIVE, '', 200.0, '200')
+STDDEV = Option('stddev', value_types.POSITIVE, '', 200.0)
 
 ATTACKS = parts.Parts(
     Attack(
@@ -534,7 +534,7 @@ ATTACK_STRENGTH = _attack_option(
     ),
     compute=_default_strength,
     default_text=', '.join(
-        f'{attack.strength.default_text} for {name}'
+        f'{attack.strength.explain_default()} for {name}'
         for name, attack in ATTACKS.items()
         if attack.strength is not None
     ),
