@@ -324,7 +324,7 @@ def test_attack_is_applied_once_and_flips_only_the_means():
 
 def test_optimized_attack_knows_the_rule_of_the_statistics():
   clients = _clients(7)
-  defense = aggregators.TrimmedMean(3)
+  defense = aggregators.TrimmedMean(3, num_clients=7)
   attack = aggregators.OptimizedALittleIsEnough()
   process = _process(
       'FbnMomentsFactory', aggregators.Attacked(defense, attack, 3)
@@ -350,7 +350,7 @@ def test_optimized_attack_knows_the_rule_of_the_statistics():
 def test_infinite_statistics_are_dropped():
   clients = _clients(7)
   attacked = aggregators.Attacked(
-      aggregators.CoordinateMedian(3), aggregators.Infinity(), 3
+      aggregators.CoordinateMedian(3, num_clients=7), aggregators.Infinity(), 3
   )
   _assert_close(
       _aggregate(_process('FbnMomentsFactory', attacked), clients),
