@@ -59,8 +59,8 @@ def _wrappers() -> Cells:
 def _attacks() -> Cells:
   cells = [['attack', 'what attackers send', '`--attack_strength`']]
   for name, attack in rules.ATTACKS.items():
-    strength = attack.strength.default_text if attack.strength else '–'
-    cells.append([f'`{name}`', _described(attack), strength or ''])
+    strength = attack.strength.explain_default() if attack.strength else '–'
+    cells.append([f'`{name}`', _described(attack), strength])
   return cells
 
 

@@ -16,6 +16,26 @@ def build(name, num_byzantine=0, *, num_clients=None):
   return inner[0]
 
 
+def traced(rule, dtype, num_columns):
+  """Traces a rule for any number of rows and of dropped clients."""
+  state = rule.initial_state(num_columns, tf.as_dtype(dtype))
+
+  @tf.function(
+      input_signature=[
+          tf.TensorSpec([None, num_columns], dtype),
+          tf.TensorSpec([], tf.int32),
+      ]
+  )
+  def aggregate_rows(values, num_dropped):
+    return rule.aggregate(values, num_dropped, state)[0]
+
+  outputs = aggregate_rows.get_concrete_function().structured_outputs
+  assert outputs.shape == [num_columns]
+  return lambda values, num_dropped=0: aggregate_rows(
+      values, num_dropped
+  ).numpy()
+
+
 def aggregate(rule, values, num_dropped=0, state=None):
   """Returns the aggregate as an array, and the rule's new state."""
   if state is None:

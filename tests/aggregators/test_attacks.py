@@ -1,5 +1,6 @@
 """Attacks against NumPy and the papers' numbers."""
 
+import functools
 import math
 import statistics
 
@@ -17,18 +18,28 @@ def _honest(num_honest=7, size=11, dtype=np.float64, seed=0):
   return (3 + rng.normal(size=(num_honest, size)) ** 3).astype(dtype)
 
 
-def _values(attack, honest, num_attackers=3, round_num=0, is_mean=None):
+@functools.cache
+def _traced(attack, dtype, num_columns, num_attackers, is_mean):
   """Traces the attack with an unknown number of clients, as TFF does."""
 
   @tf.function(
       input_signature=[
-          tf.TensorSpec([None, honest.shape[1]], honest.dtype),
+          tf.TensorSpec([None, num_columns], dtype),
           tf.TensorSpec([], tf.int32),
       ]
   )
   def values(honest, round_num):
-    return attack.values(honest, num_attackers, round_num, is_mean)
+    return attack.values(
+        honest, num_attackers, round_num, is_mean and np.array(is_mean)
+    )
 
+  return values
+
+
+def _values(attack, honest, num_attackers=3, round_num=0, is_mean=None):
+  values = _traced(
+      attack, honest.dtype, honest.shape[1], num_attackers, is_mean
+  )
   result = values(honest, round_num)
   assert result.dtype == honest.dtype
   assert result.shape == (num_attackers, honest.shape[1])
@@ -68,7 +79,7 @@ _ATTACKS = {
 @pytest.mark.parametrize('dtype', _DTYPES)
 @pytest.mark.parametrize(
     ('num_honest', 'num_attackers'),
-    [(7, 3), (3, 1), (6, 4), (5, 5), (80, 19), (1, 3)],
+    [(7, 3), (5, 5), (80, 19), (1, 3)],
 )
 @pytest.mark.parametrize('name', _ATTACKS)
 def test_attacks_equal_numpy(name, num_honest, num_attackers, dtype):
@@ -87,7 +98,7 @@ def test_attacks_equal_numpy(name, num_honest, num_attackers, dtype):
 def test_sign_flipping_keeps_variances():
   honest = _honest(4, 5)
   mean = honest.mean(axis=0)
-  is_mean = np.array([True, False, False, True, False])
+  is_mean = (True, False, False, True, False)
   values = _values(attacks.SignFlipping(), honest, 2, is_mean=is_mean)
   expected = mean * [-1, 1, 1, -1, 1]
   np.testing.assert_allclose(values, [expected, expected])
@@ -98,7 +109,7 @@ def test_other_attacks_ignore_is_mean(name):
   honest, (attack, _) = _honest(5, 3), _ATTACKS[name]
   np.testing.assert_array_equal(
       _values(attack, honest),
-      _values(attack, honest, is_mean=np.array([True, False, True])),
+      _values(attack, honest, is_mean=(True, False, True)),
   )
 
 
@@ -149,12 +160,11 @@ def test_mimic_finds_the_furthest_client():
 
 @pytest.mark.parametrize('dtype', _DTYPES)
 def test_mimic_breaks_ties_between_two_sides(dtype):
+  mimic = attacks.Mimic()
   for seed in range(20):
     honest = _honest(2, 5, dtype, seed)
-    first = _values(attacks.Mimic(), honest, 1)
-    np.testing.assert_array_equal(
-        first, _values(attacks.Mimic(), honest[::-1].copy(), 1)
-    )
+    first = _values(mimic, honest, 1)
+    np.testing.assert_array_equal(first, _values(mimic, honest[::-1].copy(), 1))
     difference = honest[0] - honest[1]
     greater = difference[np.argmax(abs(difference))] > 0
     np.testing.assert_array_equal(first, [honest[0 if greater else 1]])

@@ -1,14 +1,11 @@
 """Distances between rows, and means of rows, against NumPy."""
 
 import numpy as np
+import numpy_rules
 import pytest
 import tensorflow as tf
 
 from tff_bn.aggregators import distances
-
-
-def _squared_distances(x):
-  return ((x[:, np.newaxis] - x[np.newaxis]) ** 2).sum(axis=2)
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'float64'])
@@ -21,7 +18,7 @@ def test_distances_with_cancellation(dtype, monkeypatch):
   x[2], x[5], x[7] = -x[0], 1e30, x[3]
   found = distances.squared_distances(tf.constant(x)).numpy()
   honest = [0, 1, 3, 4, 6, 7, 8]
-  expected = _squared_distances(x.astype(np.longdouble))
+  expected = numpy_rules.squared_distances(x.astype(np.longdouble))
   np.testing.assert_allclose(
       found[np.ix_(honest, honest)],
       expected[np.ix_(honest, honest)].astype(np.float64),
@@ -35,7 +32,7 @@ def test_distances_with_cancellation(dtype, monkeypatch):
 def test_distances_of_ordinary_values_take_one_product():
   x = np.random.default_rng(0).normal(size=(20, 300)).astype(np.float32)
   found = distances.squared_distances(tf.constant(x)).numpy()
-  expected = _squared_distances(x.astype(np.float64))
+  expected = numpy_rules.squared_distances(x.astype(np.float64))
   np.testing.assert_allclose(found, expected, rtol=1e-5)
   assert np.abs(found - expected).max() > 1e-9  # So the product was in float32.
 
@@ -46,7 +43,7 @@ def test_distances_far_from_the_origin(offset):
   rng = np.random.default_rng(0)
   x = (offset + rng.normal(size=(12, 400))).astype(np.float32)
   x[3] *= -2  # A far row.
-  expected = _squared_distances(x.astype(np.float64))
+  expected = numpy_rules.squared_distances(x.astype(np.float64))
   found = distances.squared_distances(tf.constant(x)).numpy()
   np.testing.assert_allclose(found, expected, rtol=1e-4)
 

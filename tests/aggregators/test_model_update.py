@@ -36,19 +36,26 @@ _CLIENTS = [
 ]
 
 
-def _process(model, statistics=None, value_type=_TYPE):
+def _process(model, value_type=_TYPE):
   return aggregators.ModelUpdateFactory(
-      model, statistics or aggregators.NaiveMomentsFactory()
+      model, aggregators.PooledMomentsFactory()
   ).create(value_type, tff.TensorType(np.float32))
 
 
-def test_default_parts():
-  process = _process(
-      tff.aggregators.MeanFactory(), aggregators.PooledMomentsFactory()
-  )
-  assert process.is_weighted
+@pytest.fixture(scope='module')
+def mean():
+  return _process(tff.aggregators.MeanFactory(no_nan_division=True))
 
-  output = process.next(process.initialize(), _CLIENTS, [1.0, 3.0])
+
+@pytest.fixture(scope='module')
+def median():
+  return _process(aggregators.CoordinateMedian(1))
+
+
+def test_default_parts(mean):
+  assert mean.is_weighted
+
+  output = mean.next(mean.initialize(), _CLIENTS, [1.0, 3.0])
 
   np.testing.assert_allclose(output.result['trainable'][0], [4, 5])
   np.testing.assert_allclose(output.result['statistics'][0].mean, [3])
@@ -80,9 +87,8 @@ def test_unweighted_aggregator_ignores_weights_and_keeps_its_state():
   )
 
 
-def test_all_weights_zero_gives_zero():
-  process = _process(tff.aggregators.MeanFactory(no_nan_division=True))
-  output = process.next(process.initialize(), _CLIENTS, [0.0, 0.0])
+def test_all_weights_zero_gives_zero(mean):
+  output = mean.next(mean.initialize(), _CLIENTS, [0.0, 0.0])
   np.testing.assert_array_equal(output.result['trainable'][0], [0, 0])
   np.testing.assert_array_equal(output.result['other_state'][0], 0)
   assert output.result['num_participants'] == 0
@@ -104,36 +110,34 @@ def test_missing_parts_are_left_out():
     ]
 
 
-def test_dropped_client_with_weight_nan():
+def test_dropped_client_with_weight_nan(mean, median):
   """A mean ignores it; a rule counts it as one of the attackers."""
   bad = _update([9.0, 9.0], 9.0, 9.0, 9.0, count=np.nan)
-  mean = _process(tff.aggregators.MeanFactory())
   output = mean.next(mean.initialize(), [*_CLIENTS, bad], [1.0, 3.0, np.nan])
   np.testing.assert_allclose(output.result['trainable'][0], [4, 5])
   np.testing.assert_allclose(output.result['statistics'][0].mean, [3])
   np.testing.assert_allclose(output.result['other_state'][0], 25)
   assert output.result['num_participants'] == 2
 
-  rule = _process(aggregators.TrimmedMean(1))
-  output = rule.next(rule.initialize(), [*_CLIENTS, bad], [1.0, 1.0, np.nan])
+  output = median.next(
+      median.initialize(), [*_CLIENTS, bad], [1.0, 1.0, np.nan]
+  )
+  # The dropped client is the tolerated attacker, so two clients are enough.
   assert output.measurements['trainable']['num_dropped'] == 1
-  # The dropped client is the tolerated attacker, so nothing is trimmed.
   np.testing.assert_allclose(output.result['trainable'][0], [3, 4])
 
 
-def test_a_rule_also_aggregates_the_other_state():
-  process = _process(aggregators.CoordinateMedian(1))
+def test_a_rule_also_aggregates_the_other_state(median):
   attacker = _update([1e30, -1e30], 0.0, 1.0, 1e30, count=1)
-  output = process.next(process.initialize(), [*_CLIENTS, attacker], [1.0] * 3)
+  output = median.next(median.initialize(), [*_CLIENTS, attacker], [1.0] * 3)
   np.testing.assert_allclose(output.result['trainable'][0], [5, 2])
   np.testing.assert_allclose(output.result['other_state'][0], 30)
 
 
-def test_a_rule_leaves_out_clients_with_weight_0():
-  process = _process(aggregators.CoordinateMedian())
+def test_a_rule_leaves_out_clients_with_weight_0(median):
   empty = _update([9.0, 9.0], 9.0, 9.0, 9.0, count=0)
-  output = process.next(
-      process.initialize(), [empty, *_CLIENTS, empty], [0.0, 1.0, 1.0, 0.0]
+  output = median.next(
+      median.initialize(), [empty, *_CLIENTS, empty], [0.0, 1.0, 1.0, 0.0]
   )
   assert output.measurements['trainable']['num_dropped'] == 0
   np.testing.assert_allclose(output.result['trainable'][0], [3, 4])

@@ -1,6 +1,7 @@
 """The aggregators of batch normalization statistics, against NumPy."""
 
 import collections
+import functools
 
 import hypothesis
 import hypothesis.strategies as st
@@ -69,16 +70,6 @@ def test_pooled_equals_moments_of_the_union(pooled, sizes, offset, seed):
   np.testing.assert_allclose(
       result.variance, union.var(0), rtol=1e-9, atol=1e-9
   )
-
-
-def test_pooled_adds_the_spread_of_the_means(naive, pooled):
-  clients = [
-      [aggregators.layer_moments(1.0, np.array([0.0, 4]), np.array([1.0, 1]))],
-      [aggregators.layer_moments(3.0, np.array([8.0, 0]), np.array([5.0, 1]))],
-  ]
-  # The spread is (1·36 + 3·4)/4 and (1·9 + 3·1)/4.
-  for process, variance in ((naive, [4, 1]), (pooled, [16, 4])):
-    _assert_close(_aggregate(process, clients), [(4, [6, 1], variance)], 1e-15)
 
 
 @pytest.mark.parametrize('name', ['naive', 'pooled'])
@@ -173,6 +164,7 @@ def _factors(count):
   }
 
 
+@functools.cache
 def _process(name, rule=None, *, dtype=np.float64, **more):
   momentum = () if name != 'FbnMomentsFactory' else (1 - _BETA,)
   factory = getattr(aggregators, name)(*momentum, rule, **more)
@@ -218,39 +210,29 @@ def _robust_truth(clients, factor_name, aggregate):
   return result
 
 
-@pytest.mark.parametrize('name', _NAMES)
+def _clipped_mixed_median(x):
+  return np.median(numpy_rules.mixed(numpy_rules.shortened(x, 2), 2), 0)
+
+
 @pytest.mark.parametrize(
-    ('rule', 'aggregate'),
+    ('name', 'rule', 'aggregate'),
     [
-        *(
-            (rule, lambda x: x.mean(0))
-            for rule in ('mean', 'mda', 'monna', 'caf', 'smea', 'bulyan')
-        ),
-        ('median', lambda x: np.median(x, 0)),
-        ('nnm+median', lambda x: np.median(numpy_rules.mixed(x, 2), 0)),
-        (
-            'arc+nnm+median',
-            lambda x: np.median(
-                numpy_rules.mixed(numpy_rules.shortened(x, 2), 2), 0
-            ),
-        ),
+        *((name, 'median', lambda x: np.median(x, 0)) for name in _NAMES),
+        ('FbnMomentsFactory', 'arc+nnm+median', _clipped_mixed_median),
     ],
 )
 def test_rules_replace_the_mean(name, rule, aggregate):
-  """With f = 0, many rules are the mean."""
   clients = _clients(7)
-  rule = rule_calls.build(rule, 2 if '+' in rule else 0)
+  process = _process(name, rule_calls.build(rule, 2))
   _assert_close(
-      _aggregate(_process(name, rule), clients),
-      _robust_truth(clients, name, aggregate),
+      _aggregate(process, clients), _robust_truth(clients, name, aggregate)
   )
 
 
-@pytest.mark.parametrize('name', _NAMES)
-def test_a_rule_withstands_attackers_in_float32(name):
+def test_a_rule_withstands_attackers_in_float32():
   honest = _clients(7, dtype=np.float32)
   rule = rule_calls.build('nnm+median', 3)
-  process = _process(name, rule, dtype=np.float32)
+  process = _process('FbnMomentsFactory', rule, dtype=np.float32)
   for bad in (1e30, -1e30, np.nan, np.inf):
     attackers = [
         [
@@ -273,7 +255,7 @@ def test_a_rule_withstands_attackers_in_float32(name):
       assert np.all(layer.mean <= means.max(0))
       assert np.all(layer.variance >= variances.min(0))
       spread = np.ptp(means, axis=0) ** 2
-      factor = _factors(layer.count)[name]
+      factor = _factors(layer.count)['FbnMomentsFactory']
       assert np.all(layer.variance <= variances.max(0) + factor * spread)
 
 
@@ -342,7 +324,7 @@ def test_attack_is_applied_once_and_flips_only_the_means():
 
 def test_optimized_attack_knows_the_rule_of_the_statistics():
   clients = _clients(7)
-  defense = aggregators.TrimmedMean(3)
+  defense = aggregators.TrimmedMean(3, num_clients=7)
   attack = aggregators.OptimizedALittleIsEnough()
   process = _process(
       'FbnMomentsFactory', aggregators.Attacked(defense, attack, 3)
@@ -365,16 +347,17 @@ def test_optimized_attack_knows_the_rule_of_the_statistics():
   _assert_close(_aggregate(process, clients), truth, 1e-9, 1e-12)
 
 
-@pytest.mark.parametrize('name', _NAMES)
-def test_infinite_statistics_are_dropped(name):
+def test_infinite_statistics_are_dropped():
   clients = _clients(7)
   attacked = aggregators.Attacked(
-      aggregators.CoordinateMedian(3), aggregators.Infinity(), 3
+      aggregators.CoordinateMedian(3, num_clients=7), aggregators.Infinity(), 3
   )
-  expected = _aggregate(
-      _process(name, aggregators.CoordinateMedian()), clients[3:]
+  _assert_close(
+      _aggregate(_process('FbnMomentsFactory', attacked), clients),
+      _robust_truth(
+          clients[3:], 'FbnMomentsFactory', lambda x: np.median(x, 0)
+      ),
   )
-  _assert_close(_aggregate(_process(name, attacked), clients), expected)
 
 
 def test_attackers_cannot_make_a_variance_negative():
@@ -414,8 +397,7 @@ def test_each_layer_has_its_own_momentum():
   process = aggregators.FbnMomentsFactory([0.5, 0.75], unbiased=False).create(
       _type(2, 3)
   )
-  pooled = aggregators.PooledMomentsFactory().create(_type(2, 3))
-  naive = aggregators.NaiveMomentsFactory().create(_type(2, 3))
+  pooled, naive = map(_process, ('PooledMomentsFactory', 'NaiveMomentsFactory'))
   for i, (layer, with_spread, without) in enumerate(
       zip(*(_aggregate(p, clients) for p in (process, pooled, naive)))
   ):
@@ -431,13 +413,11 @@ def test_wrong_number_of_momentums_is_an_error():
     factory.create(_type(2, 3))
 
 
-@pytest.mark.parametrize('name', _NAMES)
-def test_rule_of_another_class_is_an_error(name):
+def test_rule_of_another_class_is_an_error():
   with pytest.raises(TypeError, match='rule must be a tff_bn.aggregators.Rule'):
-    _process(name, tff.aggregators.UnweightedMeanFactory())
+    aggregators.FbnMomentsFactory(0.9, tff.aggregators.UnweightedMeanFactory())
 
 
-@pytest.mark.parametrize('num_clients', [1, 2, 5])
 @pytest.mark.parametrize(
     'factory',
     [
@@ -447,18 +427,20 @@ def test_rule_of_another_class_is_an_error(name):
     ],
     ids=['naive', 'pooled', 'fbn'],
 )
-def test_means_whose_sums_overflow(factory, num_clients):
+def test_means_whose_sums_overflow(factory):
   """The means are finite, and all variances whose true value is finite."""
   process = factory.create(tff.to_type([aggregators.layer_moments_type(3)]))
-  means = np.float32([[3e38, -3e38, 1], [-3e38, 3e38, 2]] * 3)[:num_clients]
-  clients = [
-      [aggregators.layer_moments(np.float32(8), mean, np.float32([1, 2, 3]))]
-      for mean in means
-  ]
-  (found,) = process.next(process.initialize(), clients).result
-  expected = means.astype(np.float64).mean(axis=0)
-  np.testing.assert_allclose(found.mean, expected, rtol=1e-5, atol=1e32)
-  is_finite = np.isfinite(found.variance)
+  all_means = np.float32([[3e38, -3e38, 1], [-3e38, 3e38, 2]] * 3)
   is_naive = isinstance(factory, aggregators.NaiveMomentsFactory)
-  assert np.all(is_finite) == (is_naive or num_clients == 1)
-  assert is_finite[2]
+  for num_clients in (1, 2, 5):
+    means = all_means[:num_clients]
+    clients = [
+        [aggregators.layer_moments(np.float32(8), mean, np.float32([1, 2, 3]))]
+        for mean in means
+    ]
+    (found,) = process.next(process.initialize(), clients).result
+    expected = means.astype(np.float64).mean(axis=0)
+    np.testing.assert_allclose(found.mean, expected, rtol=1e-5, atol=1e32)
+    is_finite = np.isfinite(found.variance)
+    assert np.all(is_finite) == (is_naive or num_clients == 1)
+    assert is_finite[2]

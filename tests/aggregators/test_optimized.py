@@ -12,13 +12,6 @@ _ATTACKS = {
     'ipm': aggregators.OptimizedInnerProductManipulation,
 }
 _F = 3
-_DEFENSES = {
-    name: rule_calls.build(name, _F)
-    for name in (
-        *('mean', 'median', 'trimmed_mean', 'nnm+krum'),
-        'arc+geometric_median',
-    )
-}
 
 
 def _honest(num_honest=7, dtype=np.float64, seed=0):
@@ -32,13 +25,12 @@ def _sent(name, honest, strength):
   return honest.mean(axis=0) + strength * honest.std(axis=0, ddof=1)
 
 
-def _numpy_strength(name, honest, rule, num_evaluations=20, step=10.0):
+def _numpy_strength(name, honest, aggregate, num_evaluations=20, step=10.0):
   """Searches as ByzFL does."""
 
   def damage(strength):
     rows = np.concatenate([[_sent(name, honest, strength)] * _F, honest])
-    result, _ = rule_calls.aggregate(rule, rows)
-    return np.linalg.norm(result - honest.mean(axis=0))
+    return np.linalg.norm(aggregate(rows) - honest.mean(axis=0))
 
   best, highest, is_growing = 0.0, damage(0.0), True
   for _ in range(num_evaluations - 1):
@@ -55,24 +47,26 @@ def _attacked(rule, attack, num_attackers=_F):
   return aggregators.Attacked(rule, attack, num_attackers)
 
 
-@pytest.mark.parametrize('defense', _DEFENSES)
-@pytest.mark.parametrize('name', _ATTACKS)
+@pytest.mark.parametrize(
+    ('name', 'defense'),
+    [('alie', 'nnm+mean'), ('alie', 'nnm+krum'), ('ipm', 'nnm+mean')],
+)
 def test_equals_numpy(name, defense):
-  rule = _DEFENSES[defense]
+  rule = rule_calls.build(defense, _F)
+  attacked = _attacked(rule, _ATTACKS[name]())
+  aggregate = rule_calls.traced(rule, 'float64', 5)
+  corrupt = tf.function(
+      lambda x: attacked.corrupt(x, tf.constant(0)),
+      input_signature=[tf.TensorSpec([None, 5], tf.float64)],
+  )
   for num_honest in (7, 10):
     honest = _honest(num_honest)
-    x = np.concatenate([np.zeros((_F, 5)), honest])
-    attacked = _attacked(rule, _ATTACKS[name]())
-    strength = _numpy_strength(name, honest, rule)
-    sent = attacked.corrupt(x, tf.constant(0)).numpy()
+    strength = _numpy_strength(name, honest, aggregate)
+    sent = corrupt(np.concatenate([np.zeros((_F, 5)), honest]))
     np.testing.assert_allclose(
         sent[:_F], [_sent(name, honest, strength)] * _F, rtol=1e-9
     )
     np.testing.assert_array_equal(sent[_F:], honest)
-    found, _ = rule_calls.aggregate(attacked, x)
-    np.testing.assert_allclose(
-        found, rule_calls.aggregate(rule, sent)[0], rtol=1e-9
-    )
 
 
 def test_equals_byzfl():

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tff_bn.aggregators import order_statistics
 
 
-@pytest.mark.parametrize('num_rows', [1, 2, 3, 7, 16, 33])
+@pytest.mark.parametrize('num_rows', [1, 2, 7, 33])
 def test_sorting_networks_sort(num_rows):
   """Tests the unrolled network and the loop over comparators."""
   rng = np.random.default_rng(num_rows)
@@ -55,7 +55,7 @@ def _some_matrices(num_rows):
     yield values.astype('float32')
 
 
-@pytest.mark.parametrize('most_rows', [33, 64, 100, 200, 513])
+@pytest.mark.parametrize('most_rows', [33, 64, 100])
 def test_networks_of_matrices_sort(most_rows, monkeypatch):
   """Known numbers of rows, of which some may be missing."""
   monkeypatch.setattr(order_statistics, '_MOST_SINGLE_ROWS', 32)
@@ -90,7 +90,7 @@ def test_networks_of_matrices_sort(most_rows, monkeypatch):
         )
 
 
-@pytest.mark.parametrize('most_rows', [20, 33, 100, 200, 513])
+@pytest.mark.parametrize('most_rows', [20, 33, 100])
 def test_partition_at_ranks(most_rows, monkeypatch):
   monkeypatch.setattr(order_statistics, '_MOST_SINGLE_ROWS', 32)
   for num_rows in (1, 2, most_rows // 2 + 1, most_rows - 3, most_rows):
@@ -122,14 +122,3 @@ def test_ranks_need_fewer_comparators(monkeypatch):
   usual, *others = counts
   assert len(set(others)) == 1
   assert usual < others[0]
-
-
-def test_scaled_sum():
-  values = np.random.default_rng(0).normal(size=(7, 4))
-  np.testing.assert_allclose(
-      order_statistics.scaled_sum(
-          tf.constant(values), tf.constant(0.25, tf.float64)
-      ),
-      values.sum(axis=0) / 4,
-      rtol=1e-12,
-  )

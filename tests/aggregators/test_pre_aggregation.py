@@ -50,14 +50,14 @@ def _buckets(n, bucket_size, seed=0, round_num=0, order=None):
 
 def test_buckets_are_random():
   together = np.zeros((7, 7))
-  for seed in range(300):
+  for seed in range(100):
     for bucket in _buckets(7, 3, seed):
       for i in bucket:
         for j in bucket - {i}:
           together[i, j] += 1
   # 6 of the 21 pairs share a bucket.
-  off_diagonal = together[~np.eye(7, dtype=bool)] / 300
-  assert np.all(np.abs(off_diagonal - 6 / 21) < 0.12)
+  off_diagonal = together[~np.eye(7, dtype=bool)] / 100
+  assert np.all(np.abs(off_diagonal - 6 / 21) < 0.2)
   np.testing.assert_allclose(off_diagonal.mean(), 6 / 21)
 
 

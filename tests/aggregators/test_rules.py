@@ -18,23 +18,7 @@ _MAX_BYZANTINE = 4
 
 @functools.cache
 def _traced(name, dtype, num_columns=6):
-  """Traces a rule for any number of rows and dropped clients."""
-  rule = _ALL_RULES[name]
-  state = rule.initial_state(num_columns, tf.as_dtype(dtype))
-
-  @tf.function(
-      input_signature=[
-          tf.TensorSpec([None, num_columns], dtype),
-          tf.TensorSpec([], tf.int32),
-      ]
-  )
-  def aggregate(values, num_dropped):
-    return rule.aggregate(values, num_dropped, state)[0]
-
-  assert aggregate.get_concrete_function().structured_outputs.shape == [
-      num_columns
-  ]
-  return lambda values, num_dropped=0: aggregate(values, num_dropped).numpy()
+  return rule_calls.traced(_ALL_RULES[name], dtype, num_columns)
 
 
 _M = _MAX_BYZANTINE
@@ -85,6 +69,8 @@ _ALL_RULES = {
     'multi_krum of 3': aggregators.MultiKrum(_M, 3),
     'centered_clipping': aggregators.CenteredClipping(4.0, 3, _M),
 }
+# Rules with a length that does not scale with the values.
+_WITH_A_LENGTH = ('centered_clipping', 'clipping+trimmed_mean')
 # `monna` trusts the last client, and static clipping does not scale.
 _UNDEFENDED = {'mean', 'nnm+mean', 'monna', 'clipping+trimmed_mean'}
 
@@ -98,8 +84,13 @@ def _truth(name, x, f):
   return _TRUTHS[last](x, f)
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'float64'])
-@pytest.mark.parametrize('name', _RULES)
+@pytest.mark.parametrize(
+    ('name', 'dtype'),
+    [
+        *((name, 'float64') for name in _RULES),
+        *((name, 'float32') for name in _TRUTHS),
+    ],
+)
 def test_equals_numpy(name, dtype):
   rule = _ALL_RULES[name]
   tolerance = 1e-12 if dtype == 'float64' else 2e-6
@@ -131,13 +122,11 @@ def test_equals_numpy(name, dtype):
 
 @pytest.mark.parametrize('name', _ALL_RULES)
 def test_eager_and_traced_are_the_same(name):
-  rule = _ALL_RULES[name]
-  for n, num_dropped in ((19, 0), (24, 2), (3, 4), (0, 1)):
-    x = np.random.default_rng(n).normal(size=(n, 6))
-    eager, _ = rule_calls.aggregate(rule, x, num_dropped)
-    np.testing.assert_allclose(
-        _traced(name, 'float64')(x, num_dropped), eager, rtol=1e-9, atol=1e-12
-    )
+  x = np.random.default_rng(0).normal(size=(19, 6))
+  eager, _ = rule_calls.aggregate(_ALL_RULES[name], x, 1)
+  np.testing.assert_allclose(
+      _traced(name, 'float64')(x, 1), eager, rtol=1e-9, atol=1e-12
+  )
 
 
 # Several sets may have the smallest diameter.
@@ -165,15 +154,14 @@ def _attacks(rng, f, d):
   }
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'float64'])
 @pytest.mark.parametrize('name', sorted(set(_ALL_RULES) - _UNDEFENDED))
-def test_attackers_do_not_move_the_result_out_of_the_honest_range(name, dtype):
+def test_attackers_do_not_move_the_result_out_of_the_honest_range(name):
   for n in (19, 24):
     rng = np.random.default_rng(n)
-    honest = (10 + rng.normal(size=(n - _M, 6))).astype(dtype)
+    honest = (10 + rng.normal(size=(n - _M, 6))).astype(np.float32)
     for attack, sent in _attacks(rng, _M, 6).items():
-      x = rng.permutation(np.concatenate([honest, sent.astype(dtype)]))
-      result = _traced(name, dtype)(x)
+      x = rng.permutation(np.concatenate([honest, sent.astype(np.float32)]))
+      result = _traced(name, 'float32')(x)
       # The geometric median may leave the range a little. The center of
       # clipping starts at 0.
       margin = 0.0
@@ -195,7 +183,7 @@ def test_attackers_do_not_move_the_result_out_of_the_honest_range(name, dtype):
             (name, 'float32', [-80, 80, 126])
             for name in _ALL_RULES
             # Scaled values are in other buckets.
-            if name not in ('bucketing+median', 'clipping+trimmed_mean')
+            if name not in ('bucketing+median', *_WITH_A_LENGTH)
         ),
         # Rules without distances, whose squares would overflow in float64.
         *((n, 'float64', [1022]) for n in ('mean', 'trimmed_mean', 'mea_med')),
@@ -203,27 +191,30 @@ def test_attackers_do_not_move_the_result_out_of_the_honest_range(name, dtype):
 )
 def test_result_scales_with_the_values(name, dtype, exponents):
   """Also where sums of the values overflow, but their mean does not."""
-  rule = _ALL_RULES[name]
-  if name == 'centered_clipping':
-    rule = aggregators.CenteredClipping(3e38)
+  aggregate = _traced(name, dtype)
   x = np.random.default_rng(0).uniform(2, 3, (19, 6)).astype(dtype)
   x[:, 3:] *= -1
-  expected, _ = rule_calls.aggregate(rule, x)
+  expected = aggregate(x)
   for exponent in exponents:
-    if name == 'centered_clipping' and exponent == 126:
-      continue  # The values are longer than the radius.
     # Scaling by a power of 2 does not round.
+    result = np.ldexp(aggregate(np.ldexp(x, exponent)), -exponent)
+    np.testing.assert_allclose(result, expected, rtol=2e-6)
+
+
+def test_centered_clipping_scales_with_values_within_the_radius():
+  rule = aggregators.CenteredClipping(3e38)
+  x = np.random.default_rng(0).uniform(2, 3, (19, 6)).astype(np.float32)
+  expected, _ = rule_calls.aggregate(rule, x)
+  for exponent in (-80, 80):
     result, _ = rule_calls.aggregate(rule, np.ldexp(x, exponent))
     np.testing.assert_allclose(np.ldexp(result, -exponent), expected, rtol=2e-6)
 
 
 @pytest.mark.parametrize('scale', [3e37, 1e38])
-@pytest.mark.parametrize(
-    'name', ['centered_clipping', 'clipping+trimmed_mean', 'bucketing+median']
-)
+@pytest.mark.parametrize('name', ['bucketing+median', *_WITH_A_LENGTH])
 def test_results_of_large_values_are_finite(name, scale):
   x = np.random.default_rng(0).uniform(2, 3, (33, 6)).astype(np.float32)
-  result, _ = rule_calls.aggregate(_ALL_RULES[name], np.float32(scale) * x)
+  result = _traced(name, 'float32')(np.float32(scale) * x)
   assert np.all(np.isfinite(result))
 
 
@@ -268,17 +259,16 @@ def _high_dimensional(offset=0.0):
     'name',
     ['krum', 'multi_krum', 'nnm+mean', 'mda', 'monna', 'bulyan', 'smea'],
 )
-@pytest.mark.parametrize('offset', [0.0, 2.0, 20.0, 1e3])
+@pytest.mark.parametrize('offset', [0.0, 2.0, 1e3])
 def test_choice_of_float32_values_is_right(name, offset):
   """Far from the origin, the digits of float32 products cancel."""
   x = _high_dimensional(offset)
-  f = 1 if name == 'smea' else _M  # NumPy would take hours.
-  np.testing.assert_allclose(
-      rule_calls.aggregate(_ALL_RULES[name], x, _M - f)[0],
-      _truth(name, x, f),
-      rtol=1e-6,
-      atol=1e-6,
-  )
+  f = {'mda': 2, 'smea': 1}.get(name, _M)  # NumPy would take hours.
+  aggregate = _traced(name, 'float32', x.shape[1])
+  found = aggregate(x, _M - f)
+  np.testing.assert_allclose(found, _truth(name, x, f), rtol=1e-6, atol=1e-6)
+  # Each time the same bits.
+  np.testing.assert_array_equal(aggregate(x, _M - f), found)
 
 
 def test_krum_of_nearly_equal_values_far_from_the_origin():
@@ -297,20 +287,11 @@ def test_krum_of_nearly_equal_values_far_from_the_origin():
 def test_weights_of_float32_values(name, offset):
   x = _high_dimensional(offset)
   x[:3] += 1
-  exact, _ = rule_calls.aggregate(_ALL_RULES[name], x.astype(np.float64))
-  found, _ = rule_calls.aggregate(_ALL_RULES[name], x)
+  exact = _traced(name, 'float64', x.shape[1])(x.astype(np.float64))
+  aggregate = _traced(name, 'float32', x.shape[1])
+  found = aggregate(x)
   np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-5)
-
-
-@pytest.mark.parametrize('name', _ALL_RULES)
-def test_same_bits_each_time(name):
-  x = _high_dimensional()
-  state = _ALL_RULES[name].initial_state(3000, tf.float32)
-  first, *others = [
-      rule_calls.aggregate(_ALL_RULES[name], x, 0, state)[0] for _ in range(3)
-  ]
-  for other in others:
-    np.testing.assert_array_equal(other, first)
+  np.testing.assert_array_equal(aggregate(x), found)
 
 
 @pytest.mark.parametrize(
@@ -324,7 +305,7 @@ def test_too_few_clients(name):
   def create(f, num_clients):
     return rule_calls.build(name, f, num_clients=num_clients)
 
-  for f in range(4):
+  for f in (0, 2):
     needed = 2 * f + (3 if 'krum' in name else 1)
     if name == 'bulyan':
       needed = 4 * f + 3
@@ -397,29 +378,23 @@ def test_many_clients(name):
     np.testing.assert_allclose(result, _truth(name, x, _M), rtol=1e-12)
 
 
-@pytest.mark.parametrize('num_rows', [9, 10, 12])
 @pytest.mark.parametrize('dtype', ['float32', 'float64'])
 @pytest.mark.parametrize('name', ['median', 'trimmed_mean', 'mea_med'])
-def test_result_does_not_depend_on_num_clients(
-    name, dtype, num_rows, monkeypatch
-):
+def test_result_does_not_depend_on_num_clients(name, dtype, monkeypatch):
   """Up to 3 of the 12 clients are missing in the round."""
   # In blocks of 4 and 2, or 2 columns.
   monkeypatch.setattr(order_statistics, '_OPERAND_BYTES', 16)
-  rng = np.random.default_rng(num_rows)
-  values = (3 * rng.normal(size=(num_rows, 6))).astype(dtype)
   known = rule_calls.build(name, _M, num_clients=12)
-
-  @tf.function(input_signature=[tf.TensorSpec([None, 6], dtype)])
-  def aggregate(values):
-    return known.aggregate(values, tf.constant(0), ())[0]
-
-  np.testing.assert_allclose(
-      aggregate(values),
-      _truth(name, values, _M),
-      rtol=1e-12 if dtype == 'float64' else 1e-5,
-      atol=0 if dtype == 'float64' else 1e-6,
-  )
+  aggregate = rule_calls.traced(known, dtype, 6)
+  for num_rows in (9, 10, 12):
+    rng = np.random.default_rng(num_rows)
+    values = (3 * rng.normal(size=(num_rows, 6))).astype(dtype)
+    np.testing.assert_allclose(
+        aggregate(values),
+        _truth(name, values, _M),
+        rtol=1e-12 if dtype == 'float64' else 1e-5,
+        atol=0 if dtype == 'float64' else 1e-6,
+    )
 
 
 @pytest.mark.parametrize(

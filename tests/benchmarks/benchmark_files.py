@@ -1,13 +1,16 @@
 """Imports and runs benchmarks, which are programs; reads their reports."""
 
+import contextlib
 import importlib.util
 import pathlib
-import subprocess
 import sys
 
 from absl import flags
 
 FOLDER = pathlib.Path(__file__).parent.parent.parent / 'benchmarks'
+# The flags of each benchmark. Programs that never run in one process may have
+# flags of the same name, so absl knows them only while `given` needs them.
+_FLAGS = {}
 
 
 def import_benchmark(name):
@@ -20,35 +23,46 @@ def import_benchmark(name):
   module = importlib.util.module_from_spec(spec)
   sys.modules[spec.name] = module  # Dataclasses look it up.
   spec.loader.exec_module(module)
-  # Programs that never run in one process may have flags of the same name.
-  for flag in flags.FLAGS.get_key_flags_for_module(module.__name__):
+  _FLAGS[module] = flags.FLAGS.get_key_flags_for_module(module.__name__)
+  for flag in _FLAGS[module]:
     delattr(flags.FLAGS, flag.name)
   return module
 
 
-def command(name, output_dir, *given):
-  """The command that runs a benchmark with these flags."""
-  path = FOLDER / f'{name}.py'
-  return [sys.executable, str(path), *given, f'--output_dir={output_dir}']
+@contextlib.contextmanager
+def given(benchmark, *texts):
+  """Gives flags such as `--repeats=2` to a benchmark."""
+  values = dict(text.removeprefix('--').split('=', 1) for text in texts)
+  own = {flag.name: flag for flag in _FLAGS[benchmark]}
+  try:
+    for name, flag in own.items():
+      flags.FLAGS[name] = flag
+      flag.present = 1  # As if it had been parsed.
+    for name, value in values.items():
+      own[name].parse(value)
+    yield
+  finally:
+    for name, flag in own.items():
+      flag.unparse()
+      delattr(flags.FLAGS, name)
 
 
-def run(name, tmp_path, *given):
-  """Runs a benchmark with these flags: its exit code, output and report."""
-  log = tmp_path / 'log.txt'
-  output_dir = tmp_path / 'new' / 'results'
-  with log.open('w') as file:
-    result = subprocess.run(
-        command(name, output_dir, *given),
-        stdout=file,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
-  printed = log.read_text()
-  report = output_dir / f'{name}.md'
-  assert report.exists(), printed
+def run(benchmark, monkeypatch, capsys, tmp_path, *texts):
+  """Runs a benchmark in this process: its exit code and report."""
+  monkeypatch.setattr(
+      benchmark.harness,
+      'in_new_process',
+      lambda function, *args: function(*args),
+  )
+  monkeypatch.setattr(
+      benchmark.harness, 'output_dir', lambda: tmp_path / 'new' / 'results'
+  )
+  with given(benchmark, *texts):
+    returncode = benchmark.main(['program'])
+  (report,) = (tmp_path / 'new' / 'results').glob('[!R]*.md')
   text = report.read_text()
-  assert text in printed
-  return result.returncode, printed, text
+  assert text in capsys.readouterr().out
+  return returncode, text
 
 
 def tables(text):

@@ -263,16 +263,15 @@ def test_first_round_has_the_number_of_layers():
 
 
 @pytest.mark.slow
-def test_program(tmp_path):
-  returncode, printed, text = benchmark_files.run(
-      'fedtan',
-      tmp_path,
+def test_program(monkeypatch, capsys, tmp_path):
+  returncode, text = benchmark_files.run(
+      *(benchmark, monkeypatch, capsys, tmp_path),
       # Each client's second step is not a step of centralized training.
       '--rows=mlp3:2x1x4,mlp3:1x2x4',
       '--repeats=2',
       '--first_rounds=mlp3:1x1x2',
   )
-  assert returncode == 0, printed
+  assert returncode == 0
   times, ratios, first, sent, first_rounds = benchmark_files.tables(text)
   assert times[1][0] == first[1][0] == 'mlp3, 2 clients × 1 × 4'
   assert all(float(seconds) > 0 for seconds in times[1][1:5] + first[1][1:])

@@ -60,11 +60,11 @@ def test_other_runs_have_no_floors():
 
 
 @pytest.mark.slow
-def test_program(tmp_path):
-  code, printed, text = benchmark_files.run(
-      'many_clients', tmp_path, '--rows=30x4x4'
+def test_program(monkeypatch, capsys, tmp_path):
+  returncode, text = benchmark_files.run(
+      benchmark, monkeypatch, capsys, tmp_path, '--rows=30x4x4'
   )
-  assert code == 0, printed
+  assert returncode == 0
   seconds, *_ = benchmark_files.tables(text)
   name, *times, num_saved = seconds[1]
   assert name == '30 clients, 4 a round, 4 rounds'

@@ -145,13 +145,10 @@ def test_different_results_are_not_reported():
     check(changed, 1.1)
 
 
-@pytest.mark.parametrize(
-    'is_shared', [False, pytest.param(True, marks=pytest.mark.slow)]
-)
-def test_memory_of_a_round(is_shared):
+def test_memory_of_a_round():
   row = benchmark.Row('small_cnn', 2, 1, 4)
   # TensorFlow alone takes some, and nobody has a terabyte.
-  assert 100 < benchmark.peak_memory(row, is_shared) < 1e6
+  assert 100 < benchmark.peak_memory(row, is_shared=False) < 1e6
 
 
 @pytest.mark.parametrize(
@@ -173,28 +170,17 @@ def _workers():
 
 
 @pytest.mark.slow
-def test_time_row_ends_the_worker():
+def test_program(monkeypatch, capsys, tmp_path):
   before = _workers()
-  timing = benchmark.time_row(benchmark.Row('small_cnn', 1, 1, 2), 2)
-  assert _workers() <= before
-  for way in ('native', 'in process', 'bare'):
-    assert timing.first[way] > 0
-    assert len(timing.later[way]) == 2
-
-
-@pytest.mark.slow
-def test_program(tmp_path):
-  returncode, printed, text = benchmark_files.run(
-      'runtime',
-      tmp_path,
-      '--rows=small_cnn:2x2x4',
-      '--repeats=2',
-      '--memory_clients=',
-      '--starts=0',
+  returncode, text = benchmark_files.run(
+      *(benchmark, monkeypatch, capsys, tmp_path),
+      *('--rows=small_cnn:2x2x4', '--repeats=2'),
+      *('--memory_clients=1,2', '--starts=0'),
   )
+  assert _workers() <= before
   # A floor may well be missed on such a small row.
-  assert returncode == ('**no**' in text), printed
-  times, first, divided = benchmark_files.tables(text)
+  assert returncode == ('**no**' in text)
+  times, first, divided, memory = benchmark_files.tables(text)
   (row,), (first_row,) = times[1:], first[1:]
   assert divided[1][0] == row[0]
   assert all(float(seconds) > 0 for seconds in divided[1][1:3])
@@ -202,5 +188,6 @@ def test_program(tmp_path):
   assert all(float(seconds) > 0 for seconds in (*row[1:4], *first_row[1:]))
   assert re.fullmatch(r'\d+\.\d\d \(\d+\.\d\d–\d+\.\d\d\)', row[4])
   assert row[-1] == '2'
+  assert len(memory) == 3
   assert re.search(r'\*   \d+ CPU cores .*GPUs:', text)
   assert 'tensorflow-federated 0.87' in text

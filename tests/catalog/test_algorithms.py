@@ -18,21 +18,21 @@ _FEDERATED = (
 _FEDTAN = ('fedtan', 'fedtan_forward_only', 'fedtan_ii')
 
 
-@pytest.mark.parametrize('name', list(algorithms.ALGORITHMS))
-def test_algorithms_alone(name):
-  assert algorithms.find(name) is algorithms.ALGORITHMS[name]
-  assert algorithms.find(name).correction is None
+def test_algorithms_alone():
+  for name, algorithm in algorithms.ALGORITHMS.items():
+    assert algorithms.find(name) is algorithm
+    assert algorithm.correction is None
 
 
-@pytest.mark.parametrize('name', list(algorithms.CORRECTIONS))
-def test_corrections_alone_are_of_fedavg(name):
-  algorithm = algorithms.find(name)
-  assert algorithm.name == name
-  assert algorithm.builds == 'tff_bn.algorithms.fed_avg:build_fed_avg'
-  assert algorithm.correction is algorithms.CORRECTIONS[name]
-  both = algorithms.find(f'fedavg+{name}')
-  assert both.builds == algorithm.builds
-  assert both.correction is algorithm.correction
+def test_corrections_alone_are_of_fedavg():
+  for name, correction in algorithms.CORRECTIONS.items():
+    algorithm = algorithms.find(name)
+    assert algorithm.name == name
+    assert algorithm.builds == 'tff_bn.algorithms.fed_avg:build_fed_avg'
+    assert algorithm.correction is correction
+    both = algorithms.find(f'fedavg+{name}')
+    assert both.builds == algorithm.builds
+    assert both.correction is correction
 
 
 @pytest.mark.parametrize('correction', list(algorithms.CORRECTIONS))

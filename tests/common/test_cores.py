@@ -66,32 +66,24 @@ def test_without_division_an_operation_uses_all_cores(machine):
   assert cores.num_concurrent() == 1
 
 
-def test_chosen_by_the_environment(machine, monkeypatch):
+def test_what_is_chosen_stays(machine, monkeypatch):
+  machine.gpus = ['GPU:0']
+  assert runtime.divide_cores(100) == 8
+  assert not machine.num_threads
+  machine.gpus = []
+  machine.num_threads = 5
+  assert runtime.divide_cores(100) == machine.num_threads == 5
+  machine.num_threads = 0
   monkeypatch.setenv(_NUM_THREADS, '3')
   assert runtime.divide_cores(100) == 3
   assert not machine.num_threads
   assert cores.num_concurrent() == 3
 
 
-def test_chosen_in_python(machine):
-  machine.num_threads = 5
-  assert runtime.divide_cores(100) == 5
-  assert machine.num_threads == 5
-
-
-def test_gpus_change_nothing(machine):
-  machine.gpus = ['GPU:0']
-  assert runtime.divide_cores(100) == 8
-  assert not machine.num_threads
-
-
 @pytest.mark.usefixtures('machine')
-@pytest.mark.parametrize('number', [0, -1])
-def test_no_clients(number):
-  with pytest.raises(
-      ValueError, match=f'num_clients={number} must be at least'
-  ):
-    runtime.divide_cores(number)
+def test_no_clients():
+  with pytest.raises(ValueError, match='num_clients=0 must be at least'):
+    runtime.divide_cores(0)
 
 
 def test_too_late(monkeypatch):
@@ -104,9 +96,9 @@ def test_too_late(monkeypatch):
 def test_tensorflow_obeys():
   program = """
 import tensorflow as tf
-from tff_bn import runtime
+from tff_bn.common import cores
 
-runtime.divide_cores(1000)
+cores.divide(1000)
 tf.constant(0)
 print(tf.config.threading.get_intra_op_parallelism_threads())
 """

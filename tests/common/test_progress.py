@@ -8,13 +8,6 @@ import pytest
 from tff_bn.common import progress
 
 
-@pytest.fixture(autouse=True)
-def keep_verbosity():
-  verbosity = logging.get_verbosity()
-  yield
-  logging.set_verbosity(verbosity)
-
-
 @pytest.mark.parametrize(
     ('level', 'is_shown'),
     [

@@ -1,23 +1,21 @@
 """Aggregators of model updates and of batch normalization statistics.
 
 All aggregators are `tff.aggregators` factories. A `Rule` needs the values of
-all clients at once. The attacks are for simulations.
+all clients at once. The attacks are for simulations. Rules and attacks are
+imported on first use.
 
 The rules, steps before rules and attacks are the entries of
 `tff_bn.catalog.rules`, so a new one is a module, an entry, and nothing else
 here.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tff_bn.imports import dependencies
+from tff_bn.imports import lazy
 
 dependencies.require_tff()
 
-from tff_bn.aggregators.attacked_rule import Attacked  # noqa: E402
-from tff_bn.aggregators.attacks import Attack  # noqa: E402
-from tff_bn.aggregators.attacks import FalsifiedCounts  # noqa: E402
-from tff_bn.aggregators.loss_weighted import LossWeightedFactory  # noqa: E402
 from tff_bn.aggregators.model_update import ModelUpdateFactory  # noqa: E402
 from tff_bn.aggregators.moments_factories import FbnMomentsFactory  # noqa: E402
 from tff_bn.aggregators.moments_factories import MomentsFactory  # noqa: E402
@@ -25,9 +23,18 @@ from tff_bn.aggregators.moments_factories import NaiveMomentsFactory  # noqa: E4
 from tff_bn.aggregators.moments_factories import PooledMomentsFactory  # noqa: E402
 from tff_bn.aggregators.moments_factories import layer_moments  # noqa: E402
 from tff_bn.aggregators.moments_factories import layer_moments_type  # noqa: E402
-from tff_bn.aggregators.robust_rule import Rule  # noqa: E402
 from tff_bn.aggregators.weighted_mean import WeightedMeanFactory  # noqa: E402
 from tff_bn.catalog import rules  # noqa: E402
+
+if TYPE_CHECKING:
+  from tff_bn.aggregators.attacked_rule import Attacked
+  from tff_bn.aggregators.attacks import Attack
+  from tff_bn.aggregators.attacks import FalsifiedCounts
+  from tff_bn.aggregators.loss_weighted import LossWeightedFactory
+  from tff_bn.aggregators.robust_rule import Rule
+
+# Name -> the module of this package in which it is defined.
+_PARTS = rules.classes(rules.RULES, rules.WRAPPERS, rules.ATTACKS)
 
 __all__ = [
     'Attack',
@@ -44,14 +51,17 @@ __all__ = [
     'layer_moments',
     'layer_moments_type',
 ]
-
-for _part in rules.classes(rules.RULES, rules.WRAPPERS, rules.ATTACKS):
-  _class = _part.load()
-  globals()[_class.__name__] = _class
-  __all__.append(_class.__name__)
+__all__ += _PARTS
 __all__.sort()
 
-if TYPE_CHECKING:
-  # Type checkers do not run the loop.
-  def __getattr__(name: str) -> Any:
-    ...
+__getattr__, __dir__ = lazy.attach(
+    __name__,
+    {
+        'Attack': 'attacks',
+        'Attacked': 'attacked_rule',
+        'FalsifiedCounts': 'attacks',
+        'LossWeightedFactory': 'loss_weighted',
+        'Rule': 'robust_rule',
+        **_PARTS,
+    },
+)

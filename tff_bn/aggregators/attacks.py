@@ -398,8 +398,8 @@ def finite(values: tf.Tensor) -> tf.Tensor:
 def check_attack(owner: object, attack: object) -> None:
   """Raises a `TypeError` if the argument `attack` of `owner` is no attack."""
   if not isinstance(attack, Attack):
-    known = [part.load().__name__ for part in rules.classes(rules.ATTACKS)]
+    known = [*rules.classes(rules.ATTACKS), FalsifiedCounts.__name__]
     raise TypeError(
         f'{type(owner).__name__} needs an attack, but was given {attack!r}; use'
-        f' one of {", ".join([*known, FalsifiedCounts.__name__])}.'
+        f' one of {", ".join(known)}.'
     )

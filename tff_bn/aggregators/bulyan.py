@@ -54,14 +54,9 @@ class Bulyan(robust_rule.CheckedRule):
 
 
 def _select(squared: tf.Tensor, num_byzantine: tf.Tensor) -> tf.Tensor:
-  """Marks the n - 2f rows that Krum selects one after another.
+  """Marks the n - 2f rows that Krum selects one after another, `[n]`.
 
-  Args:
-    squared: Squared distances, float64 of shape `[n, n]`.
-    num_byzantine: The number of attackers to tolerate (f), an int32 scalar.
-
-  Returns:
-    Booleans of shape `[n]`.
+  `squared` has the squared distances, float64 of shape `[n, n]`.
   """
   num_rows = tf.shape(squared)[0]
   # Each row is first among its own neighbors.

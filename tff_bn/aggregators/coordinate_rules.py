@@ -143,15 +143,13 @@ def mean_around_median(
 ) -> tf.Tensor:
   """Computes the mean of the values nearest to the median of each column.
 
+  Of two values at the same distance from the median, the larger one is left
+  out. The means are finite, of shape `[d]`.
+
   Args:
     values: Finite floats of shape `[n, d]`, with n ≥ 1.
-    num_left_out: The number of values to leave out in each column, less than n,
-      an int32 scalar. Of two values at the same distance from the median, the
-      larger one is left out.
+    num_left_out: The number of values to leave out in each column, less than n.
     most_rows: The largest possible n, if known.
-
-  Returns:
-    The means, finite, of shape `[d]`.
   """
   num_rows = tf.shape(values)[0]
   num_kept = num_rows - num_left_out

@@ -66,15 +66,9 @@ def _exact(values: tf.Tensor, num_byzantine: tf.Tensor) -> tf.Tensor:
 
 
 def _weights(products: tf.Tensor, num_byzantine: tf.Tensor) -> tf.Tensor:
-  """Computes the weights of the rows in the result.
+  """Returns the weights of the rows in the result, with the sum 1, `[n]`.
 
-  Args:
-    products: The inner products of the rows' differences from some point,
-      float64 of shape `[n, n]`.
-    num_byzantine: The number of attackers to tolerate, an int32 scalar.
-
-  Returns:
-    Weights with the sum 1, float64 of shape `[n]`.
+  For `products`, see `centered`.
   """
   num_rows = tf.shape(products)[0]
   least_sum = tf.cast(num_rows - 2 * num_byzantine, products.dtype)
@@ -185,17 +179,13 @@ class SmallestMaximumEigenvalueAveraging(robust_rule.CheckedRule):
 
 
 def centered(products: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:
-  """Computes inner products of the differences from weighted means.
+  """Returns inner products of the differences from weighted means, `[m, n, n]`.
 
   Args:
-    products: The inner products of n rows' differences from some point, of
-      shape `[n, n]`.
+    products: The inner products of n rows' differences from some point, float64
+      of shape `[n, n]`.
     shares: For each of m means, the weights of the rows, with the sum 1; of
       shape `[m, n]`.
-
-  Returns:
-    The inner products of the rows' differences from each mean, of shape
-    `[m, n, n]`.
   """
   with_mean = tf.matmul(shares, products)
   mean_with_mean = tf.reduce_sum(shares * with_mean, axis=1)
@@ -208,14 +198,10 @@ def centered(products: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:
 
 
 def largest_eigenvalues(products: tf.Tensor, is_inside: tf.Tensor) -> tf.Tensor:
-  """Computes the largest eigenvalue of the scatter matrix of each subset.
+  """Returns the largest eigenvalue of the scatter matrix of each subset, `[m]`.
 
-  Args:
-    products: See `centered`; float64.
-    is_inside: The rows in each subset, booleans of shape `[m, n]`.
-
-  Returns:
-    float64 of shape `[m]`.
+  For `products`, see `centered`. `is_inside` marks the rows in each subset,
+  `[m, n]`.
   """
   included = tf.cast(is_inside, tf.float64)
   size = tf.reduce_sum(included, axis=1, keepdims=True)
@@ -230,15 +216,10 @@ def largest_eigenvalues(products: tf.Tensor, is_inside: tf.Tensor) -> tf.Tensor:
 def largest_eigenvalues_of_all(
     products: tf.Tensor, counts: tf.Tensor, num_left_out: tf.Tensor
 ) -> tf.Tensor:
-  """Computes `largest_eigenvalues` for all subsets of a size, in blocks.
+  """Computes `largest_eigenvalues` of all subsets of a size, in blocks.
 
-  Args:
-    products: See `centered`; float64.
-    counts: See `subsets_of_ranks`.
-    num_left_out: The number of rows that are not in a subset.
-
-  Returns:
-    float64 of shape `[m]`, in the subsets' lexicographic order.
+  The subsets are in lexicographic order. See `subsets_of_ranks` for the other
+  arguments.
   """
   num_rows = tf.shape(products)[0]
   num_sets = counts[num_rows, num_left_out]
@@ -264,11 +245,7 @@ def largest_eigenvalues_of_all(
 def main_direction(
     products: tf.Tensor, shares: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Finds the direction in which weighted rows vary most.
-
-  Args:
-    products: See `centered`.
-    shares: The rows' weights, with the sum 1; of shape `[n]`.
+  """Finds the direction in which rows with the weights `shares` vary most.
 
   Returns:
     The largest eigenvalue of the weighted covariance matrix, and for each row
@@ -300,7 +277,7 @@ def counts_of_subsets(n: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
 def subsets_of_ranks(
     counts: tf.Tensor, num_left_out: tf.Tensor, ranks: tf.Tensor
 ) -> tf.Tensor:
-  """Returns subsets by their ranks in lexicographic order.
+  """Marks the elements of subsets, given their ranks in lexicographic order.
 
   Args:
     counts: The result of `counts_of_subsets`, n + 1 rows.
@@ -308,7 +285,7 @@ def subsets_of_ranks(
     ranks: The ranks, from 0, int64 of shape `[m]`.
 
   Returns:
-    The elements in each subset, booleans of shape `[m, n]`.
+    Booleans of shape `[m, n]`.
   """
   n = tf.shape(counts)[0] - 1
 

@@ -53,7 +53,8 @@ def aggregate(
 ) -> tff.templates.MeasuredProcessOutput:
   """Gathers the clients' vectors and aggregates them at the server.
 
-  To be called in a `tff.federated_computation`.
+  To be called in a `tff.federated_computation`. The measurement is
+  `num_dropped`.
 
   Args:
     vectors: A vector per client, and whether to include it,
@@ -61,9 +62,6 @@ def aggregate(
     rule: Computes the result and the new state from the result of `gather` and
       the state.
     state: The rule's state, at the server.
-
-  Returns:
-    The new state, the result and the measurement `num_dropped`.
   """
   gathered = gather(vectors[0], vectors[1])
   result = tff.federated_map(rule, (gathered, state))

@@ -103,14 +103,9 @@ class GeometricMedian(robust_rule.CheckedRule):
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Computes the rows' weights from the products of their differences.
 
-    Args:
-      products: The inner products of the rows' differences from a central row,
-        float64 of shape `[n, n]`.
-
-    Returns:
-      The weights, the least squared distance of a row from the result, and the
-      squared radius of a ball around the central row that contains more than
-      half of the rows.
+    The differences are those from a central row. Returns the weights, the least
+    squared distance of a row from the result, and the squared radius of a ball
+    around the central row that contains more than half of the rows.
     """
     lengths = tf.linalg.diag_part(products)
     radius = tf.sort(lengths)[tf.size(lengths) // 2]

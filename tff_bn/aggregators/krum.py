@@ -94,10 +94,7 @@ class MultiKrum(_KrumScores):
     needed = super().min_clients(num_byzantine)
     if self.num_selected is None:
       return needed
-    selected = num_byzantine + self.num_selected
-    if isinstance(needed, tf.Tensor):
-      return tf.maximum(needed, selected)
-    return max(needed, selected)
+    return robust_rule.larger(needed, num_byzantine + self.num_selected)
 
   def aggregate_some(self, values, num_byzantine, num_dropped, state):
     """See the base class."""

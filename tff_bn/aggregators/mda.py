@@ -136,15 +136,9 @@ def find_covers(
 
 
 def first_complement(covers: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-  """Extends covers to a size, and finds the first of the complements.
+  """Extends covers, `[m, n]`, to a size, and finds the first complement, `[n]`.
 
-  Args:
-    covers: The vertices in each cover, booleans of shape `[m, n]`.
-    size: The number of vertices to have in a cover.
-
-  Returns:
-    The complement that is first in lexicographic order, booleans of shape
-    `[n]`.
+  It is the first in lexicographic order.
   """
   rest = ~covers
   # A complement is first if the cover is extended by the last vertices.

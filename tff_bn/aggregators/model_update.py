@@ -8,18 +8,33 @@ An update is an `OrderedDict` of parts, each a structure of tensors:
 *   Parts that an algorithm adds, under other names.
 """
 
+import abc
 import collections
 from typing import Union
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.aggregators import robust_rule
-
 AggregationFactory = Union[
     tff.aggregators.WeightedAggregationFactory,
     tff.aggregators.UnweightedAggregationFactory,
 ]
+
+
+class ParticipatingFactory(
+    tff.aggregators.UnweightedAggregationFactory, abc.ABC
+):
+  """An unweighted factory that has to know which clients take part.
+
+  It is what other modules need to know of a `tff_bn.aggregators.Rule`, so that
+  processes without a rule import no rule.
+  """
+
+  @abc.abstractmethod
+  def create_participating(
+      self, value_type: tff.Type, weight_type: tff.Type
+  ) -> tff.templates.AggregationProcess:
+    """See `tff_bn.aggregators.Rule.create_participating`."""
 
 
 def _zip(parts: collections.OrderedDict[str, tff.Value]) -> tff.Value:
@@ -87,7 +102,7 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
     processes = collections.OrderedDict()
     for part, part_type in tff.structure.iter_elements(value_type):
       factory = self._factory(part)
-      if isinstance(factory, robust_rule.Rule):
+      if isinstance(factory, ParticipatingFactory):
         processes[part] = factory.create_participating(part_type, weight_type)
       elif isinstance(factory, tff.aggregators.WeightedAggregationFactory):
         processes[part] = factory.create(part_type, weight_type)
@@ -119,7 +134,7 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
       outputs = collections.OrderedDict()
       for part, process in processes.items():
         args = []
-        if isinstance(self._factory(part), robust_rule.Rule):
+        if isinstance(self._factory(part), ParticipatingFactory):
           args = [weight]
         elif process.is_weighted:
           args = [_not_nan(weight)]

@@ -2,16 +2,18 @@
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.aggregators import robust_moments
-from tff_bn.aggregators import robust_rule
+from tff_bn.aggregators import model_update
 from tff_bn.catalog import value_types
 from tff_bn.layers.batch_moments import Moments
+
+if TYPE_CHECKING:
+  from tff_bn.aggregators import robust_rule
 
 layer_moments = Moments
 
@@ -23,10 +25,7 @@ def layer_moments_type(num_channels: int, dtype: Any = np.float32) -> tff.Type:
 
 
 def to_moments_type(value_type: tff.Type) -> tff.Type:
-  """Returns the type with its structures of moments as `Moments`.
-
-  Args:
-    value_type: The type of a list of moments, in containers of any class.
+  """Returns the type of a list of moments with `Moments` as containers.
 
   Raises:
     TypeError: If `value_type` is not a list of moments.
@@ -60,7 +59,7 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     rule: The rule, or `None`.
   """
 
-  def __init__(self, rule: Optional[robust_rule.Rule] = None):
+  def __init__(self, rule: Optional['robust_rule.Rule'] = None):
     """Initializes the factory.
 
     Args:
@@ -72,7 +71,9 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     Raises:
       TypeError: If `rule` is no `tff_bn.aggregators.Rule`.
     """
-    if rule is not None and not isinstance(rule, robust_rule.Rule):
+    if rule is not None and not isinstance(
+        rule, model_update.ParticipatingFactory
+    ):
       raise TypeError(
           'rule must be a tff_bn.aggregators.Rule, such as'
           ' tff_bn.aggregators.CoordinateMedian(), but is a'
@@ -82,14 +83,10 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
 
   @abc.abstractmethod
   def _factor(self, layer: int, count: tf.Tensor) -> Optional[tf.Tensor]:
-    """Returns the factor of the spread between the clients.
+    """Returns the factor of the spread between the clients; `None` for 0.
 
-    Args:
-      layer: The position in the list of moments.
-      count: The sum of all clients' counts, a scalar.
-
-    Returns:
-      A scalar; `None` for 0.
+    `layer` is the position in the list of moments, `count` the sum of all
+    clients' counts.
     """
 
   def _weight(self, count: tf.Tensor) -> tf.Tensor:
@@ -121,6 +118,9 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     value_type = to_moments_type(value_type)
     if self.rule is None:
       return self._create_mean(value_type)
+    # Processes without a rule need none of the rules' modules.
+    from tff_bn.aggregators import robust_moments
+
     return robust_moments.create(
         type(self).__name__, self.rule, value_type, self._variance
     )
@@ -282,7 +282,7 @@ class FbnMomentsFactory(MomentsFactory):
   def __init__(
       self,
       momentum: Union[float, Sequence[float]],
-      rule: Optional[robust_rule.Rule] = None,
+      rule: Optional['robust_rule.Rule'] = None,
       *,
       pooled: bool = True,
       unbiased: bool = True,

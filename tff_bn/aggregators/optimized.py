@@ -123,16 +123,8 @@ def _maximize(
   """Searches for a nonnegative number with a large value of a function.
 
   From 0, steps are tried and doubled while the value increases. After that,
-  each step from the best number is followed by a shorter one.
-
-  Args:
-    function: Maps a float64 scalar to a float64 scalar.
-    num_evaluations: The number of numbers to try, 0 included.
-    first_step: The first step.
-    ratio: The factor of the step after each failure.
-
-  Returns:
-    The best number that was tried, a float64 scalar.
+  each step from the best number is followed by a shorter one. Returns the best
+  number that was tried.
   """
 
   def try_step(best, highest, step, is_growing):

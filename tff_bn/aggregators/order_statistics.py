@@ -87,16 +87,9 @@ def _map_blocks(
     statistic: Callable[[tf.Tensor], tf.Tensor],
     row_bytes: int,
 ) -> tf.Tensor:
-  """Computes a statistic of each block of columns.
+  """Computes the statistic in blocks of columns; see `map_ordered`.
 
-  Args:
-    values: See `map_ordered`.
-    order: Orders the rows of a block.
-    statistic: See `map_ordered`.
-    row_bytes: The size of a block's row.
-
-  Returns:
-    The statistic of all columns, `[d]`.
+  `order` orders the rows of a block, and `row_bytes` is the size of its row.
   """
   size = values.shape[1]
   block = max(row_bytes // values.dtype.size, 1)
@@ -127,29 +120,16 @@ def _map_blocks(
 
 
 def scaled_sum(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-  """Computes the sum of rows, each multiplied by a scalar.
-
-  Args:
-    values: Floats of shape `[n, d]`.
-    scale: The scalar.
-
-  Returns:
-    The sum, `[d]`.
-  """
+  """Returns the sum of rows, each multiplied by the scalar `scale`."""
   weights = tf.fill([tf.shape(values)[0]], scale)
   return tf.linalg.matvec(values, weights, transpose_a=True)
 
 
 def scale_for_sums(count: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-  """Returns a scale with which finite rows can be summed without overflow.
+  """Returns a scale with which `count` rows can be summed without overflow.
 
-  Args:
-    count: The number of rows, an int32 scalar.
-    dtype: The rows' dtype.
-
-  Returns:
-    The largest power of 2 that is at most 1 / count. Scaling by a power of 2
-    does not round.
+  It is the largest power of 2 that is at most 1 / count, because scaling by a
+  power of 2 does not round.
   """
   powers = tf.bitwise.left_shift(1, tf.range(30))
   # The smallest power that is at least `count`.
@@ -261,15 +241,7 @@ def _order_in_two_levels(
 def _with_sorted_matrices(
     matrices: tf.Tensor, positions: tf.Tensor
 ) -> tf.Tensor:
-  """Sorts the rows of some matrices, which are bitonic.
-
-  Args:
-    matrices: Shape `[k, m, d]`.
-    positions: The matrices to sort, int32 of shape `[s]`.
-
-  Returns:
-    All matrices, of the same shape.
-  """
+  """Sorts the rows of some of the matrices, `[k, m, d]`, which are bitonic."""
   bitonic = tf.transpose(tf.gather(matrices, positions), [1, 0, 2])
   return tf.tensor_scatter_nd_update(
       matrices,
@@ -279,14 +251,7 @@ def _with_sorted_matrices(
 
 
 def _sorted_bitonic(tensor: tf.Tensor) -> list[tf.Tensor]:
-  """Sorts a tensor that is bitonic along its first axis.
-
-  Args:
-    tensor: Its first axis has 2^k entries, k > 0.
-
-  Returns:
-    The entries along the first axis, in ascending order.
-  """
+  """Sorts a tensor with 2^k entries (k > 0) along its first, bitonic axis."""
   size = tensor.shape[0]
   a, b = tf.unstack(tensor) if size == 2 else tf.split(tensor, 2)
   low, high = tf.minimum(a, b), tf.maximum(a, b)
@@ -375,15 +340,10 @@ def _needed(
 
 
 def _groups(ranks: tf.Tensor, num_rows: tf.Tensor) -> tf.Tensor:
-  """Returns the group of each rank.
+  """Returns the group of each rank, int32 of shape `[n]`.
 
-  Args:
-    ranks: Ranks that each form a group, ascending, int32 of shape `[r]`.
-    num_rows: The number of rows, n.
-
-  Returns:
-    Groups of all ranks, int32 of shape `[n]`. The ranks between two of `ranks`
-    are in the same group, because their order does not matter.
+  Each of `ranks`, which are ascending, is a group. The ranks between two of
+  them are in the same group, because their order does not matter.
   """
   all_ranks = tf.range(num_rows)
   return tf.searchsorted(ranks, all_ranks, side='left') + tf.searchsorted(

@@ -60,10 +60,7 @@ class PreAggregation(robust_rule.CheckedRule, abc.ABC):
   def needed_clients(self, num_dropped):
     """See the base class: enough for this step and for the rule."""
     own = super().needed_clients(num_dropped)
-    inner = self.rule.needed_clients(num_dropped)
-    if isinstance(num_dropped, tf.Tensor):
-      return tf.maximum(own, inner)
-    return max(own, inner)
+    return robust_rule.larger(own, self.rule.needed_clients(num_dropped))
 
   def check_num_clients(self, num_clients):
     """See the base class."""

@@ -30,16 +30,9 @@ def create(
     value_type: tff.Type,
     variance_fn: VarianceFn,
 ) -> tff.templates.AggregationProcess:
-  """Creates a process that aggregates moments by a rule.
+  """Creates the process of a `moments_factories.MomentsFactory` with a rule.
 
-  Args:
-    name: The factory's name, for error messages.
-    rule: The rule.
-    value_type: A list of `Moments`.
-    variance_fn: Computes the variance of a layer.
-
-  Returns:
-    The process; see `moments_factories.MomentsFactory.create`.
+  `name` is the factory's name, for error messages.
   """
   aggregation = _RobustMoments(name, rule, value_type, variance_fn)
 
@@ -187,14 +180,9 @@ class _RobustMoments:
 
 
 def _bounded_sum(counts: tf.Tensor) -> tf.Tensor:
-  """Adds up counts, some of which may be falsified.
+  """Adds up the counts of all clients, `[n, k]`, which may be falsified.
 
-  Args:
-    counts: The clients' counts for each layer, one client in a row: `[n, k]`.
-
-  Returns:
-    The sum over the clients, `[k]`, of the counts, each clipped to between 0
-    and 10 times the median.
+  Each count is first clipped to between 0 and 10 times the layer's median.
   """
   num_clients = tf.shape(counts)[0]
   low, high = order_statistics.median_ranks(num_clients)

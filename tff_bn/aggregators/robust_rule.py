@@ -10,13 +10,14 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.aggregators import gathering
+from tff_bn.aggregators import model_update
 from tff_bn.aggregators import vector_layout
 from tff_bn.catalog import rules
 from tff_bn.catalog import value_types
 from tff_bn.common import numerics
 
 
-class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
+class Rule(model_update.ParticipatingFactory):
   """Aggregates the clients' values by a rule that needs all of them at once.
 
   A rule is an ordinary TFF aggregation factory for any structure of floats,
@@ -86,8 +87,7 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     Returns:
       The least number of other clients; of the same type.
     """
-    maximum = tf.maximum if isinstance(num_dropped, tf.Tensor) else max
-    return self.min_clients(maximum(self.num_byzantine - num_dropped, 0))
+    return self.min_clients(larger(self.num_byzantine - num_dropped, 0))
 
   def presumed_attackers(
       self,
@@ -343,19 +343,24 @@ class CheckedRule(Rule):
     """
 
 
+def larger(a: Any, b: Any) -> Any:
+  """Returns the larger of two numbers, of which any may be a tensor."""
+  is_tensor = isinstance(a, tf.Tensor) or isinstance(b, tf.Tensor)
+  return tf.maximum(a, b) if is_tensor else max(a, b)
+
+
 def without_abstaining(
     counts: tf.Tensor, values: tf.Tensor, num_dropped: tf.Tensor
 ) -> collections.OrderedDict[str, tf.Tensor]:
   """Leaves out the rows of clients that do not take part.
 
+  Clients with counts or values that are not finite are dropped; clients without
+  a positive count abstain. Returns the same as `gathering.gather`.
+
   Args:
     counts: The clients' weights or counts, one client in a row: `[n, k]`.
     values: The clients' values, `[n, d]`.
     num_dropped: The number of clients that were dropped before.
-
-  Returns:
-    The same as `gathering.gather`. Clients with counts or values that are not
-    finite are dropped; clients without a positive count abstain.
   """
   is_finite = tf.reduce_all(tf.math.is_finite(counts), axis=1)
   is_finite &= tf.reduce_all(tf.math.is_finite(values), axis=1)
@@ -384,16 +389,9 @@ def takes_part(weight: tf.Tensor) -> tf.Tensor:
 def after_checks(
     values: tf.Tensor, *checks: Optional[tf.Operation]
 ) -> tf.Tensor:
-  """Makes a tensor depend on assertions.
+  """Returns a tensor that depends on assertions (`None` in eager mode).
 
   Some runtimes trace without automatic control dependencies.
-
-  Args:
-    values: The tensor.
-    *checks: The results of `tf.debugging.Assert`: `None` in eager mode.
-
-  Returns:
-    The same tensor.
   """
   with tf.control_dependencies([c for c in checks if c is not None]):
     return tf.identity(values)
@@ -402,9 +400,8 @@ def after_checks(
 def check_rule(owner: object, rule: object) -> None:
   """Raises a `TypeError` if the argument `rule` of `owner` is no rule."""
   if not isinstance(rule, Rule):
-    known = rules.classes(rules.RULES, rules.WRAPPERS)
     raise TypeError(
         f'{type(owner).__name__} needs a rule that aggregates a matrix, but was'
         f' given {rule!r}; use one of'
-        f' {", ".join(part.load().__name__ for part in known)}.'
+        f' {", ".join(rules.classes(rules.RULES, rules.WRAPPERS))}.'
     )

@@ -17,15 +17,11 @@ class VectorLayout:
   """
 
   def __init__(self, name: str, value_type: Any):
-    """Initializes the layout.
-
-    Args:
-      name: The name of the aggregator, for the error message.
-      value_type: The structure's type, or an argument of `tff.to_type`.
+    """Initializes the layout of a type, or an argument of `tff.to_type`.
 
     Raises:
       TypeError: If `value_type` is not a structure of floats with static
-        shapes.
+        shapes. The message begins with `name`, of the aggregator.
     """
     self.value_type = tff.to_type(value_type)
     # `tff.structure` keeps the order of dictionaries; `tf.nest` sorts keys.

@@ -152,14 +152,7 @@ class Algorithm(_Entry):
     return functools.partial(self.correction.load(), build_process=builder)
 
   def with_correction(self, correction: Correction, name: str) -> 'Algorithm':
-    """Combines the algorithm with a correction.
-
-    Args:
-      correction: The correction.
-      name: The name of the combination.
-
-    Returns:
-      The combination.
+    """Returns the combination with a correction, under a name.
 
     Raises:
       ValueError: If the correction can't be combined with it.
@@ -180,14 +173,7 @@ class Algorithm(_Entry):
     )
 
   def check(self, options: Any) -> None:
-    """Checks what the algorithm itself needs, besides `needs`.
-
-    Args:
-      options: The options of a run as attributes.
-
-    Raises:
-      ValueError: If the options do not fit.
-    """
+    """Raises a `ValueError` if a run's options do not fit; `needs` has more."""
     if self.local_steps not in (None, options.local_steps):
       given = 'local_epochs' if options.local_steps is None else 'local_steps'
       raise ValueError(
@@ -327,7 +313,7 @@ FBN_BACKWARD_RESTART = _own_option(
     conditions=(
         Condition(
             'fbn_backward',
-            lambda options: options.fbn_backward in ('mean', 'running'),
+            lambda options: not _has_no_averages(options),
             'is for --fbn_backward=mean and --fbn_backward=running, not for {}',
         ),
     ),
@@ -766,14 +752,10 @@ OPTIONS: tuple[Option, ...] = tuple(
 
 
 def find(name: str) -> Algorithm:
-  """Finds the algorithm that `--algorithm` names.
+  """Returns the algorithm that `--algorithm` names.
 
-  Args:
-    name: An algorithm, a correction, or both, joined by `+`. A user's part is
-      imported.
-
-  Returns:
-    The algorithm.
+  The name is an algorithm, a correction, or both, joined by `+`. A user's part
+  is imported.
 
   Raises:
     ValueError: If there is no such algorithm. The message continues a sentence
@@ -829,14 +811,9 @@ def names_code(name: str) -> bool:
 
 
 def labels(names: Collection[str]) -> dict[str, str]:
-  """Returns short names of algorithms, for tables.
+  """Returns short names of algorithms, for tables, by their full names.
 
-  Args:
-    names: The names that `--algorithm` takes.
-
-  Returns:
-    The short names by these: without the modules of a user's parts, unless two
-    of them would be the same.
+  They lack the modules of users' parts, unless two names would be the same.
   """
   short = {
       name: _JOIN.join(part.rpartition(':')[2] for part in name.split(_JOIN))

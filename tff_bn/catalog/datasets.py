@@ -78,15 +78,8 @@ class Generated(NamedTuple):
 def parse_generated(name: str) -> Generated:
   """Parses `generated:SHAPE:CLASSES`, optionally with `:TRAIN:TEST`.
 
-  Args:
-    name: The name of the dataset, for example `generated:32x32x3:10`.
-
-  Returns:
-    What it asks for. Default: 200 training and 100 test examples, or one for
-    each class if there are more classes.
-
-  Raises:
-    ValueError: If the name has another form.
+  Default: 200 training and 100 test examples, or one for each class if there
+  are more classes. Raises a `ValueError` if the name has another form.
   """
   match = re.fullmatch(
       r'generated:(\d+|\d+x\d+x\d+):(\d+)(?::(\d+))?(?::(\d+))?', name
@@ -119,17 +112,13 @@ def parse_generated(name: str) -> Generated:
 def parse_domains(name: str, fewest: int = 2) -> dict[str, str]:
   """Parses `domains:NAME=DATASET,DATASET,...`.
 
-  Args:
-    name: The name of the dataset.
-    fewest: The smallest number of domains.
-
-  Returns:
-    The name of each domain's dataset by the domain's name. A domain without a
-    name has the last part of its dataset's name, without the suffix of a file.
+  Returns the name of each domain's dataset by the domain's name. A domain
+  without a name has the last part of its dataset's name, without the suffix of
+  a file.
 
   Raises:
-    ValueError: If there are too few domains, if two have the same name, or if a
-      dataset is not allowed as a domain.
+    ValueError: If there are fewer than `fewest` domains, if two have the same
+      name, or if a dataset is not allowed as a domain.
   """
   sources: dict[str, str] = {}
   advice = 'write domains:NAME=DATASET,NAME=DATASET.'
@@ -413,11 +402,7 @@ class DatasetName(PartName):
   """The name of a dataset."""
 
   def __init__(self, fewest_domains: int = 2):
-    """Initializes the names.
-
-    Args:
-      fewest_domains: The smallest number of domains in `domains:...`.
-    """
+    """Initializes the names; `domains:...` needs `fewest_domains`."""
     super().__init__(DATASETS, OTHER_DATASETS)
     self._fewest_domains = fewest_domains
 

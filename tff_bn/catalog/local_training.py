@@ -37,6 +37,12 @@ AUGMENTATIONS = Parts(
     ),
 )
 _WEIGHTING = 'num_examples'
+# The corrections that weight all clients alike by default.
+_UNIFORM = [
+    name
+    for name, correction in algorithms.CORRECTIONS.items()
+    if correction.client_weighting == 'uniform'
+]
 _NUM_STEPS = 5
 # A batch, the steps and the passes of a client's round are in memory at once.
 STEPS = value_types.Number(int, minimum=1, maximum=10**6)
@@ -45,17 +51,7 @@ EPOCHS = value_types.Number(int, minimum=1, maximum=10**4)
 
 
 def parse_schedule(text: str) -> tuple[tuple[int, float], ...]:
-  """Parses `ROUND:FACTOR,...`, e.g. '6000:0.1,8000:0.01'.
-
-  Args:
-    text: The schedule as text.
-
-  Returns:
-    Pairs (round, factor), rounds increasing.
-
-  Raises:
-    ValueError: If the text isn't a schedule.
-  """
+  """Parses `ROUND:FACTOR,...` as pairs, e.g. '6000:0.1,8000:0.01'."""
   schedule = []
   for item in text.split(','):
     try:
@@ -236,8 +232,8 @@ CLIENT_WEIGHTING = Option(
     "Weights of the clients in the server's mean: num_examples that they"
     ' trained on in the round, or uniform',
     default_text=(
-        f'{_WEIGHTING}; uniform with scaffold, with another --model_aggregator'
-        ' than the mean, or an attack on the model'
+        f'{_WEIGHTING}; uniform with {", ".join(_UNIFORM)}, with another'
+        ' --model_aggregator than the mean, or an attack on the model'
     ),
     argument=OWN_NAME,
     compute=lambda options: (
@@ -289,10 +285,7 @@ def check_weighting(
 ) -> None:
   """Raises a `ValueError` if clients have weights that have no effect.
 
-  Args:
-    client_weighting: See `CLIENT_WEIGHTING`.
-    aggregator: The model's aggregator as `argument=value`, for the message.
-    takes_weights: Whether it takes weights.
+  `aggregator` is the model's aggregator as `argument=value`.
   """
   if client_weighting == _WEIGHTING and not takes_weights:
     raise ValueError(

@@ -8,6 +8,7 @@ from tff_bn.catalog import value_types
 from tff_bn.catalog.options import OWN_NAME
 from tff_bn.catalog.options import Condition
 from tff_bn.catalog.options import Option
+from tff_bn.catalog.options import declared
 from tff_bn.catalog.parts import YOURS
 from tff_bn.catalog.parts import Part
 from tff_bn.catalog.parts import PartName
@@ -381,14 +382,4 @@ MOON_PROJECTION = Option(
     default_text='no head',
     argument=OWN_NAME,
 )
-OPTIONS = (
-    MODEL,
-    NORMALIZATION,
-    PRECISION,
-    BATCH_NORM_MOMENTUM,
-    PAN,
-    PAN_AMPLITUDE,
-    PAN_PERIOD,
-    PAN_PERSONAL_SHARE,
-    MOON_PROJECTION,
-)
+OPTIONS = declared(vars())

@@ -87,6 +87,10 @@ class Option:
       return self.description()
     return self.description
 
+  def explain_default(self) -> str:
+    """Returns the default in words, or as a number."""
+    return self.default_text or f'{self.default:g}'
+
   def check(self, value: Any, owner: object = None) -> None:
     """Checks the value of the library's argument.
 
@@ -110,14 +114,8 @@ def declared(module: Mapping[str, Any]) -> tuple[Option, ...]:
 def check_fields(values: Any, options: Iterable[Option]) -> None:
   """Checks the fields of a dataclass that are arguments of options.
 
-  Args:
-    values: An instance of the dataclass. A field may be None if that is its
-      default.
-    options: The options. Those without a field are skipped.
-
-  Raises:
-    TypeError: If a value has a wrong type.
-    ValueError: If it is not allowed.
+  Options without a field are skipped. A field may be None if that is its
+  default. For errors, see `Option.check`.
   """
   defaults = {f.name: f.default for f in dataclasses.fields(values)}
   for option in options:

@@ -117,30 +117,19 @@ class PartName(value_types.Choice):
 
 
 def require_function(found: Any, needed: str) -> None:
-  """Checks that a user's object can be called.
-
-  Args:
-    found: The object.
-    needed: What it must be, for the message.
-
-  Raises:
-    ValueError: If it can't.
-  """
+  """Raises a `ValueError` unless a user's object is callable, as `needed`."""
   if not callable(found):
     raise ValueError(f'must be {needed}; it is of type {type(found).__name__}.')
 
 
 def require_class(name: str, found: Any, base: str, needed: str) -> None:
-  """Checks that a user's object is a class of the right kind.
+  """Raises a `ValueError` unless a user's object is a complete class of a kind.
 
   Args:
     name: Its name, `module:NAME`.
     found: The object.
     base: The base class that it must have, `module:NAME`.
     needed: What it must be, for the message.
-
-  Raises:
-    ValueError: If it is no such class, or lacks methods.
   """
   if not isinstance(found, type) or not issubclass(
       found, user_functions.import_object(base)
@@ -161,16 +150,9 @@ def require_class(name: str, found: Any, base: str, needed: str) -> None:
 def require_arguments(
     name: str, found: Callable[..., Any], *values: Any, **named: Any
 ) -> None:
-  """Checks that a user's class or function can be called like this.
+  """Raises a `ValueError` unless a user's class or function takes arguments.
 
-  Args:
-    name: Its name, `module:NAME`.
-    found: The class or function.
-    *values: Arguments without a name.
-    **named: Arguments by name.
-
-  Raises:
-    ValueError: If it has other arguments.
+  `name` is its name, `module:NAME`; the other arguments are those that it gets.
   """
   try:
     inspect.signature(found).bind(*values, **named)
@@ -185,11 +167,7 @@ def require_arguments(
 def listing(items: Mapping[str, Any]) -> str:
   """Returns lines that explain the values that an option may have.
 
-  Args:
-    items: A description for each value, or an object with a `description`.
-
-  Returns:
-    The text.
+  Each value has a description, or an object with a `description`.
   """
   return ''.join(
       f'  {name}: {getattr(item, "description", item)}\n'

@@ -88,7 +88,7 @@ def _rule_option(
     values: value_types.ValueType,
     description: str,
     default: Any,
-    argument: str,
+    argument: str = OWN_NAME,
 ) -> Option:
   """Declares an option that only some rules have."""
   return Option(
@@ -157,14 +157,12 @@ TRUSTED_CLIENT = _rule_option(
     ' for the first; negative numbers count from the end. The first clients are'
     ' the attackers',
     -1,
-    'trusted_client',
 )
 BUCKET_SIZE = _rule_option(
     'bucket_size',
     value_types.POSITIVE_INTEGER,
     'Number of clients in a group of bucketing',
     2,
-    'bucket_size',
 )
 
 
@@ -349,13 +347,13 @@ WRAPPERS: parts.Parts[Wrapper] = parts.Parts(
 
 # The arguments behind `--attack_strength`. Each attack has a range and a
 # default of its own.
-FACTOR = Option('factor', value_types.FINITE, '', 3.0, '3')
+FACTOR = Option('factor', value_types.FINITE, '', 3.0)
 DEVIATIONS = Option(
     'deviations', value_types.FINITE, '', None, 'as large as its paper allows'
 )
-EPSILON = Option('epsilon', value_types.POSITIVE, '', 0.5, '0.5')
+EPSILON = Option('epsilon', value_types.POSITIVE, '', 0.5)
 # Blanchard et al. 2017.
-STDDEV = Option('stddev', value_types.POSITIVE, '', 200.0, '200')
+STDDEV = Option('stddev', value_types.POSITIVE, '', 200.0)
 
 ATTACKS = parts.Parts(
     Attack(
@@ -422,14 +420,14 @@ ATTACKS = parts.Parts(
 )
 
 
-def classes(*kinds: parts.Parts[Any]) -> list[parts.Part]:
-  """Returns the parts that are classes of `tff_bn.aggregators`."""
-  return [
-      part
-      for kind in kinds
-      for part in kind.values()
-      if str(part.builds).startswith(f'{_ROOM}.')
-  ]
+def classes(*kinds: parts.Parts[Any]) -> dict[str, str]:
+  """Returns the module of each class of `tff_bn.aggregators`, by its name."""
+  found = {}
+  for part in (part for kind in kinds for part in kind.values()):
+    module, _, name = str(part.builds).partition(':')
+    if module.startswith(f'{_ROOM}.'):
+      found[name] = module.removeprefix(f'{_ROOM}.')
+  return found
 
 
 TARGETS = {
@@ -536,7 +534,7 @@ ATTACK_STRENGTH = _attack_option(
     ),
     compute=_default_strength,
     default_text=', '.join(
-        f'{attack.strength.default_text} for {name}'
+        f'{attack.strength.explain_default()} for {name}'
         for name, attack in ATTACKS.items()
         if attack.strength is not None
     ),

@@ -10,11 +10,7 @@ def check_type(
 ) -> None:
   """Raises a `TypeError` unless an argument has an allowed type.
 
-  Args:
-    name: The argument's name.
-    value: Its value.
-    allowed: The allowed types.
-    expected: What the argument must do or be, for the message.
+  The message says that it must `expected`, such as 'be a list'.
   """
   if not isinstance(value, allowed):
     raise TypeError(f'{name} must {expected}, but is a {type(value).__name__}.')
@@ -54,10 +50,7 @@ def check_integer(name: str, value: Any) -> None:
 def check_function(name: str, value: Any, expected: str) -> None:
   """Raises a `TypeError` unless an argument is a function.
 
-  Args:
-    name: The argument's name.
-    value: Its value.
-    expected: What it must do, for the message.
+  The message says that the function `expected`, such as 'returns a list'.
   """
   if not callable(value):
     raise TypeError(

@@ -13,14 +13,8 @@ def to_csv(
 ) -> str:
   r"""Returns the text of a CSV file, with lines that end in `\n`.
 
-  Args:
-    columns: The names of the columns, for the first line.
-    rows: The cells of each row; `None` gives an empty cell.
-    digits: The number of significant digits of floats. Default: as many as are
-      needed to read the same bits.
-
-  Returns:
-    The text.
+  A cell `None` is empty. Floats have `digits` significant digits, by default as
+  many as are needed to read the same bits.
   """
 
   def to_cell(value: Any) -> Any:

@@ -23,14 +23,9 @@ def without_optimizer(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def without_useless_optimizer(dataset: tf.data.Dataset) -> tf.data.Dataset:
   """Turns off tf.data's optimizer where it costs more than it gains.
 
-  Args:
-    dataset: A dataset.
-
-  Returns:
-    The dataset itself if its options already configure the optimizer, or if it
-    calls functions, which the optimizer may run in parallel, and doesn't have
-    at most 16 elements for certain. Otherwise a dataset with the same elements,
-    see `without_optimizer`.
+  Returns the dataset itself if its options already configure the optimizer, or
+  if it calls functions, which the optimizer may run in parallel, and doesn't
+  have at most 16 elements for certain.
   """
   options = dataset.options()
   is_chosen = (

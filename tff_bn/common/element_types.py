@@ -10,16 +10,14 @@ _PAIR = ('x', 'y')
 
 
 def check_elements(name: str, element_spec: Any, expected: tff.Type) -> None:
-  """Checks the type of a dataset's elements.
+  """Raises a `TypeError` if a dataset's elements have another type.
+
+  The error says how to convert them, if that is known.
 
   Args:
-    name: The name of the dataset, for errors.
+    name: The name of the dataset, for the error.
     element_spec: Its `element_spec`.
     expected: The type of the pairs `(x, y)` that a model takes.
-
-  Raises:
-    TypeError: If the elements have another type. The error says how to convert
-      them, if it is known.
   """
   try:
     given = tff.to_type(tff.types.tensorflow_to_type(element_spec))
@@ -56,14 +54,7 @@ def check_elements(name: str, element_spec: Any, expected: tff.Type) -> None:
 
 
 def pairs_advice(spec: Any) -> str:
-  """Returns a sentence on how to make pairs of other elements, or ''.
-
-  Args:
-    spec: The `element_spec` of the dataset.
-
-  Returns:
-    The sentence after a space.
-  """
+  """Returns ' ' and a sentence on how to make pairs of elements, or ''."""
   if isinstance(spec, Mapping):
     return (
         ' Use dataset.map to make pairs, such as lambda batch: (batch[X],'

@@ -9,14 +9,9 @@ def total_bytes() -> int:
 
 
 def check_fits(description: str, num_bytes: int) -> None:
-  """Checks that data is not larger than the memory of this machine.
+  """Raises a `ValueError` if data is larger than this machine's memory.
 
-  Args:
-    description: What the data is, as the beginning of a sentence in the plural.
-    num_bytes: The size of the data.
-
-  Raises:
-    ValueError: If it is larger.
+  `description` is what the data is, in the plural, such as '10 images'.
   """
   available = total_bytes()
   if num_bytes > available:

@@ -24,12 +24,7 @@ class AveragedGradients(tff.learning.optimizers.Optimizer):
   def __init__(
       self, optimizer: tff.learning.optimizers.Optimizer, momentum: float
   ):
-    """Initializes the optimizer.
-
-    Args:
-      optimizer: The optimizer that makes the steps.
-      momentum: μ, at least 0 and less than 1.
-    """
+    """Averages the gradients of `optimizer` with the momentum μ in [0, 1)."""
     self._optimizer = optimizer
     self._momentum = momentum
 
@@ -90,16 +85,10 @@ def hyperparameter_dtype(
 ) -> tf.DType:
   """Returns the dtype that an optimizer's hyperparameters must have.
 
-  TFF's optimizers keep hyperparameters as Python floats, which become float32
-  tensors in a state. With float64 weights, some optimizers (SGD with momentum)
-  need float64 hyperparameters, while others (Yogi) need float32.
-
-  Args:
-    optimizer: The optimizer.
-    specs: The `tf.TensorSpec`s of the weights.
-
-  Returns:
-    The weights' dtype if possible, else float32.
+  It is the weights' dtype if possible, else float32. TFF's optimizers keep
+  hyperparameters as Python floats, which become float32 tensors in a state.
+  With float64 weights, some optimizers (SGD with momentum) need float64
+  hyperparameters, while others (Yogi) need float32.
   """
   dtype = next((spec.dtype for spec in tf.nest.flatten(specs)), tf.float32)
   if dtype == tf.float32:
@@ -119,15 +108,10 @@ def hyperparameter_dtype(
 def check_hyperparameters(
     name: str, optimizer: tff.learning.optimizers.Optimizer, dtype: tf.DType
 ) -> None:
-  """Checks that an optimizer's hyperparameters are finite.
+  """Raises a `ValueError` if a hyperparameter, in `dtype`, is not finite.
 
-  Args:
-    name: The name of the argument with the optimizer.
-    optimizer: The optimizer.
-    dtype: The hyperparameters' dtype, see `hyperparameter_dtype`.
-
-  Raises:
-    ValueError: If one is not finite, such as 1e300 in float32.
+  1e300, for example, is not finite in float32. `name` is the argument with the
+  optimizer.
   """
   for hparam, value in default_hyperparameters(optimizer).items():
     with np.errstate(over='ignore'):
@@ -141,13 +125,7 @@ def check_hyperparameters(
 def initialize_optimizer(
     optimizer: tff.learning.optimizers.Optimizer, specs: Any, dtype: tf.DType
 ) -> Any:
-  """Returns an optimizer's initial state, with hyperparameters as tensors.
-
-  Args:
-    optimizer: The optimizer.
-    specs: The `tf.TensorSpec`s of the weights.
-    dtype: The hyperparameters' dtype, see `hyperparameter_dtype`.
-  """
+  """Returns the initial state, with hyperparameters as tensors of `dtype`."""
   return tf.nest.map_structure(
       lambda x: x if tf.is_tensor(x) else tf.constant(x, dtype),
       optimizer.initialize(specs),

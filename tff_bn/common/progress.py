@@ -25,14 +25,9 @@ def say(line: str) -> None:
 
 
 def counting(number: int, work: str) -> Iterator[int]:
-  """Counts the steps of a work and, if it takes long, says how far it is.
+  """Yields 0 to `number` - 1 and, if it takes long, says how far the work is.
 
-  Args:
-    number: The number of steps.
-    work: What they do, such as `gamma=0.1: round`.
-
-  Yields:
-    The numbers from 0 to `number` - 1.
+  `work` names a step, such as `gamma=0.1: round`.
   """
   said = time.monotonic()
   for step in range(number):
@@ -45,14 +40,7 @@ def counting(number: int, work: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def saying(work: str) -> Iterator[None]:
-  """Says what a `with` block does and, if it takes long, how long it took.
-
-  Args:
-    work: What it does, such as `Building the model`.
-
-  Yields:
-    Nothing.
-  """
+  """Says what a `with` block does and, if it takes long, how long it took."""
   say(f'{work} …')
   start = time.monotonic()
   yield

@@ -15,11 +15,8 @@ def suggestion(
 ) -> str:
   """Returns `' Did you mean …?'` for an error message, or `''`.
 
-  Args:
-    name: The misspelled name.
-    known: The allowed names.
-    are_given: Whether users chose the names, as for clients; then only a very
-      similar one is suggested.
+  If users chose the known names (`are_given`), as for clients, only a very
+  similar one is suggested.
   """
   cutoff = _CUTOFF_OF_GIVEN_NAMES if are_given else _CUTOFF
   by_lower = {text.lower(): text for text in known}
@@ -28,11 +25,7 @@ def suggestion(
 
 
 def name_some(names: Sequence[str]) -> str:
-  """Returns names, separated by commas; the middle of a long list is left out.
-
-  Args:
-    names: The names.
-  """
+  """Returns names with commas between them, without a long list's middle."""
   if len(names) > _MAX_NAMED:
     names = [*names[: _MAX_NAMED - 2], '…', names[-1]]
   return ', '.join(names)

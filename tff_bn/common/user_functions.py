@@ -13,12 +13,6 @@ _KERAS_PREFIX = 'Exception encountered when calling'
 def import_object(name: str) -> Any:
   """Imports `package.module:NAME`.
 
-  Args:
-    name: The name.
-
-  Returns:
-    The object.
-
   Raises:
     ValueError: If it can't be imported. The message continues a sentence whose
       subject is the name.
@@ -44,14 +38,7 @@ def import_object(name: str) -> Any:
 
 
 def import_function(parameter: str, name: str) -> Callable[..., Any]:
-  """Imports the function `package.module:NAME`.
-
-  Args:
-    parameter: The parameter whose value it is, for messages.
-    name: The name.
-
-  Returns:
-    The function.
+  """Imports the function `package.module:NAME`, the value of `parameter`.
 
   Raises:
     ValueError: If it can't be imported, or is not a function.
@@ -68,19 +55,9 @@ def import_function(parameter: str, name: str) -> Callable[..., Any]:
 def call(
     subject: str, function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-  """Calls a user's function.
+  """Calls a user's function; raises a `ValueError` if it fails.
 
-  Args:
-    subject: The beginning of errors.
-    function: The function.
-    *args: Its arguments.
-    **kwargs: Its further arguments.
-
-  Returns:
-    Its result.
-
-  Raises:
-    ValueError: If it raises an error.
+  `subject` is the beginning of the message.
   """
   try:
     return function(*args, **kwargs)

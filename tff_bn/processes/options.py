@@ -9,7 +9,6 @@ import tensorflow_federated as tff
 
 from tff_bn.aggregators import model_update
 from tff_bn.aggregators import moments_factories
-from tff_bn.aggregators import robust_rule
 from tff_bn.aggregators import weighted_mean
 from tff_bn.catalog import local_training
 from tff_bn.catalog import options as catalog_options
@@ -170,6 +169,8 @@ class ProcessConfig(LocalTrainingConfig):
     if model is None:
       model = weighted_mean.WeightedMeanFactory()
     statistics = self.statistics_aggregator
-    if statistics is None or isinstance(statistics, robust_rule.Rule):
+    if statistics is None or isinstance(
+        statistics, model_update.ParticipatingFactory
+    ):
       statistics = moments_factories.NaiveMomentsFactory(statistics)
     return model_update.ModelUpdateFactory(model, statistics)
