@@ -62,11 +62,7 @@ class Comparison:
   def further_flags(self, run: Run) -> dict[str, str]:
     """Returns flags that differ between runs, but are not axes themselves.
 
-    Args:
-      run: The run.
-
-    Returns:
-      The flags' texts by name; empty for a flag without effect.
+    The text of a flag without effect on this run is empty.
     """
     texts = run.settings.to_flags()
     return {name: texts.get(name, '') for name in self._further_names}
@@ -204,12 +200,8 @@ def _digest(text: str) -> str:
 def flag_texts(comparison: Comparison) -> dict[str, str]:
   """Returns the common flags of all runs, for `flags.txt`.
 
-  Args:
-    comparison: The comparison.
-
-  Returns:
-    The texts by name, without the seed and what the axes vary. A flag without
-    effect on some of the runs is common to the others.
+  They lack the seed and what the axes vary. A flag without effect on some of
+  the runs is common to the others.
   """
   found: dict[str, set[str]] = {}
   for run in comparison.runs:
@@ -228,13 +220,8 @@ def grown_flags(
 ) -> Collection[str]:
   """Returns the flags that may differ when a comparison is extended.
 
-  Args:
-    previous: The flags of a comparison.
-    flags: The flags of a new one.
-
-  Returns:
-    The names of the flags by which the new comparison has all runs of the
-    previous one and more, or the same ones with more rounds.
+  With other values of them, the new comparison has all runs of the previous
+  one and more, or the same ones with more rounds.
   """
   names = set(run_folder.grown_rounds(previous, flags))
   extended = {

@@ -17,6 +17,7 @@ from tff_bn.catalog import models
 from tff_bn.catalog import rules
 from tff_bn.data import splits
 from tff_bn.programs.cli import flag_groups
+from tff_bn.programs.cli import named_code
 from tff_bn.programs.cli import parsers
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 from tff_bn.programs.flags import algorithm_flags
@@ -161,6 +162,14 @@ def has_client_models(settings: RunSettings) -> bool:
   return algorithms_lib.CLIENT_MODELS in _understood(settings, algorithm)
 
 
+def trust_flag(settings: RunSettings) -> str:
+  """Returns what the commands that read a run need: ` --trust_run`, or ''."""
+  types = {name: option.values for name, option in settings.specs().items()}
+  if named_code.find(dataclasses.asdict(settings), types) is None:
+    return ''
+  return f' --{named_code.TRUST_RUN}'
+
+
 def _understood(
     flags: ParsedFlags | RunSettings, algorithm: algorithms_lib.Algorithm
 ) -> Collection[str]:
@@ -260,9 +269,6 @@ def resolve(flags: ParsedFlags, algorithm: str, seed: int) -> RunSettings:
     flags: The flags of `tff-bn-train` or `tff-bn-compare`, checked.
     algorithm: The run's algorithm.
     seed: The run's seed.
-
-  Returns:
-    The settings of this run.
 
   Raises:
     ValueError: If `flags.txt` could not hold the value of a flag.

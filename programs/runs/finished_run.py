@@ -9,6 +9,7 @@ from absl import flags as absl_flags
 from tff_bn.catalog import algorithms
 from tff_bn.common import spelling
 from tff_bn.programs.cli import command_line
+from tff_bn.programs.cli import named_code
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 from tff_bn.programs.cli.parsed_flags import Source
 from tff_bn.programs.flags import algorithm_flags
@@ -77,9 +78,6 @@ def read_settings(
     without: The names of flags of the run that are left out.
     is_trusted: Whether the run may name code that is not part of this package.
 
-  Returns:
-    The settings.
-
   Raises:
     ValueError: If the flags were changed, or contradict one another.
     UsageError: If they name code although the run is not trusted.
@@ -109,7 +107,7 @@ def read_settings(
           {name: getattr(flags, name) for name in texts},
           values,
           lambda flag: f'{path}: ',
-          f'add --{run_flags.TRUST_RUN}',
+          f'add --{named_code.TRUST_RUN}',
       )
     settings_lib.check(flags)
     return settings_lib.resolve(flags, flags.algorithm, flags.seed)
@@ -124,14 +122,14 @@ def read_settings(
 def runs_of(
     folder: pathlib.Path, texts: Mapping[str, str]
 ) -> dict[pathlib.Path, str]:
-  """Returns the runs of a comparison without sweeps.
+  """Returns the algorithm of each run of a comparison without sweeps.
 
   Args:
     folder: The comparison's folder.
     texts: The texts of its flags by name.
 
   Returns:
-    The algorithm of each run by the run's folder.
+    The algorithms by the runs' folders.
 
   Raises:
     ValueError: If a run is not finished, or these are not all runs that the

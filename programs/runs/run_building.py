@@ -1,4 +1,4 @@
-"""Builds the data, the model and the process of a run from its settings.
+"""Builds the model and the process of a run from its settings.
 
 Importing this module imports TensorFlow Federated, so programs do it after they
 have checked their flags.
@@ -55,12 +55,7 @@ def build_model(
 ) -> BatchNormModel:
   """Builds the model, whose initial weights depend on `--seed` alone.
 
-  Args:
-    settings: The run's settings.
-    data: The clients' data.
-
-  Returns:
-    The model, for cross-entropy of logits and integer labels.
+  Its loss is the cross-entropy of logits and integer labels.
 
   Raises:
     ValueError: If the algorithm needs other BN layers, and the model's layers
@@ -120,10 +115,6 @@ def load_models(
   The run may be somebody else's, so only arrays are read: the model is built
   from the settings.
 
-  Args:
-    settings: The run's settings.
-    folder: The run's folder.
-
   Returns:
     The saved weights, whose checksums are right, and the model.
 
@@ -150,16 +141,15 @@ def client_weights(
 ) -> ModelWeights:
   """Returns the weights of the model that a client uses after a run.
 
+  For a client that took no part in a round, these are the weights of the global
+  model, with the client's personal phases.
+
   Args:
     settings: The run's settings.
     saved: The run's models.
     model: The model.
     client_id: The client.
     client_number: Its position among all clients.
-
-  Returns:
-    The client's own weights. For a client that took no part in a round: the
-    global model's weights, with the client's personal phases.
   """
   if client_id in saved.client_ids:
     return saved.weights(model, client_id)
@@ -245,14 +235,8 @@ def build_local_training(
   """Builds the clients' local training of a run, without any averaging.
 
   What the algorithm itself adds to it, such as a correction of the clients'
-  drift, is left out, and so are random permutations of units.
-
-  Args:
-    settings: The run's settings.
-    model: The model.
-
-  Returns:
-    The process, see `tff_bn.algorithms.build_single`.
+  drift, is left out, and so are random permutations of units. See
+  `tff_bn.algorithms.build_single`.
   """
   settings = settings.replaced(
       client_weighting=None, shuffle_times=None, shuffle_probability=None
@@ -303,9 +287,7 @@ def training_config(
 def divide_cores(runs: Sequence[settings_lib.RunSettings]) -> None:
   """Divides the cores among the clients of a round, if TensorFlow is unused.
 
-  Args:
-    runs: The settings of all runs of the program. Training on the union of the
-      clients' data counts as one client.
+  Training on the union of the clients' data counts as one client.
   """
   numbers = [
       1 if algorithms_lib.find(run.algorithm).trains_on_union

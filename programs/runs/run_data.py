@@ -14,12 +14,7 @@ from tff_bn.programs.plan import settings as settings_lib
 
 
 class SplitData(NamedTuple):
-  """The data of a run.
-
-  Attributes:
-    training: The data of the clients that take part in training.
-    held_out: The data of the clients that do not; None: there are none.
-  """
+  """The data of the clients that train, and of those that are held out."""
 
   training: tff_bn_data.FederatedData
   held_out: Optional[tff_bn_data.FederatedData]

@@ -146,15 +146,12 @@ def test_run_stops_when_too_many_rounds_fail(algorithm, tmp_path, capsys):
 
 def test_run_whose_rounds_all_fail_is_no_success(tmp_path, capsys):
   arguments = [*_SMALL, _TOO_LARGE, '--max_failed_rounds=3', '--rounds=2']
-  for _ in range(2):  # The same command comes to the same end.
-    assert (
-        train.run([*arguments, f'--output_dir={tmp_path}'])
-        == command_line.FAILED
-    )
-    message = 'The final model is the initial model: all 2 rounds failed'
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / 'model').exists()
-    assert len(csv_rows.read(tmp_path / 'metrics.csv')) == 3
+  arguments.append(f'--output_dir={tmp_path}')
+  assert train.run(arguments) == command_line.FAILED
+  message = 'The final model is the initial model: all 2 rounds failed'
+  assert message in capsys.readouterr().err
+  assert not (tmp_path / 'model').exists()
+  assert len(csv_rows.read(tmp_path / 'metrics.csv')) == 3
 
 
 def test_run_with_fewer_failed_rounds_goes_on(tmp_path, monkeypatch):

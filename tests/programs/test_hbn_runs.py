@@ -12,6 +12,7 @@ from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.runs import jobs
+from tff_bn.programs.runs import run_building
 
 _SMALL = (
     '--model=mlp3',
@@ -28,16 +29,12 @@ def _settings(*arguments):
   return settings_lib.resolve(flags, flags.algorithm, 0)
 
 
-@pytest.mark.parametrize(
-    'model', ['mlp3', pytest.param('resnet20', marks=pytest.mark.slow)]
-)
-def test_model_has_hybrid_layers_and_the_same_weights(model, tmp_path):
+def test_model_has_hybrid_layers_and_the_same_weights(tmp_path, monkeypatch):
   """Runs of one comparison share the data, but not the model."""
+  monkeypatch.setattr(run_building, 'build_process', lambda *_: None)
   builder = jobs.Builder()
   built = [
-      builder.build(
-          _settings(f'--model={model}', f'--algorithm={name}'), tmp_path
-      )
+      builder.build(_settings(f'--algorithm={name}'), tmp_path)
       for name in ('fedavg', 'hbn', 'fbn')
   ]
   fedavg, hbn, fbn = (job.model for job in built)

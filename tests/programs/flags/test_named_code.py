@@ -15,7 +15,6 @@ from tff_bn.programs import evaluate
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.flags import logging_flags
-from tff_bn.programs.flags import named_code
 from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.runs import finished_run
 from tff_bn.programs.runs import run_folder
@@ -194,9 +193,9 @@ def test_resuming_needs_no_trust(received):
   flags = command_line.parse(train.define_flags, arguments)
   assert flags.model == 'evil:f'
   settings = settings_lib.resolve(flags, 'fedavg', 0)
-  assert named_code.trust(settings) == ' --trust_run'
+  assert settings_lib.trust_flag(settings) == ' --trust_run'
   flags = flags.replacing({'model': 'mlp3'})
-  assert not named_code.trust(settings_lib.resolve(flags, 'fedavg', 0))
+  assert not settings_lib.trust_flag(settings_lib.resolve(flags, 'fedavg', 0))
 
 
 @pytest.mark.slow
