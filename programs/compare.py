@@ -271,14 +271,9 @@ def _process_arguments(flags: command_line.ParsedFlags) -> list[str]:
 
 
 class _Results(NamedTuple):
-  """The results of the runs of a comparison.
+  """The results of the runs of a comparison, and the texts of their tables.
 
-  Attributes:
-    runs: The runs with their metrics.
-    rows: The rows of results.csv.
-    num_averaged: Over how many evaluated rounds they are averaged.
-    csv: The text of results.csv.
-    table: The text of results.md.
+  `num_averaged` is the number of evaluated rounds over which they are averaged.
   """
 
   runs: 'Sequence[report.Run]'

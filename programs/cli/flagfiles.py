@@ -21,7 +21,7 @@ class Argument(NamedTuple):
 
   Attributes:
     text: The argument.
-    path: The file that has it; `None` if it is in the command itself.
+    path: The file that has it; None if it is in the command itself.
     is_of_run: Whether it comes from the `flags.txt` of a run, or from a file
       that such a file includes.
   """

@@ -44,9 +44,8 @@ class Run:
 class Comparison:
   """The runs of a comparison.
 
-  Attributes:
-    axes: What it varies, besides the seed.
-    runs: A run for each seed and each combination of the axes' points.
+  There is one for each seed and each combination of the points of the axes,
+  which are what it varies besides the seed.
   """
 
   axes: tuple[axes_lib.Axis, ...]

@@ -47,13 +47,9 @@ _CAUSES = (
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """A run that is to be trained.
+  """A run that is to be trained in a folder with its `flags.txt`.
 
-  Attributes:
-    settings: The run's settings.
-    folder: The run's folder, with its `flags.txt`.
-    title: Its name in messages.
-    is_finished: Whether it is trained already.
+  `title` is its name in messages.
   """
 
   settings: settings_lib.RunSettings
@@ -81,11 +77,7 @@ class Job:
 class _Split(NamedTuple):
   """The data of some runs, and the models that were built for it.
 
-  Attributes:
-    recipe: What made the data.
-    data: The data.
-    held_out: The data of the clients that take no part in training.
-    models: For each kind of BN layers, the flags of the model and the model.
+  `models` has the model, and its flags, for each kind of BN layers.
   """
 
   recipe: run_data.DataRecipe

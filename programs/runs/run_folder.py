@@ -12,7 +12,6 @@ a folder holds another run.
 from collections.abc import Callable, Collection, Iterator, Mapping
 import contextlib
 import enum
-import itertools
 import os
 import pathlib
 import re
@@ -63,7 +62,6 @@ RUN_ANALYSES = {
     'preference': ('preference', 'preference_units'),
     'fusion': ('fusion',),
 }
-_TABLES = ('csv', 'md')
 # How many flags an error names, and how much of their values.
 _MAX_NAMED_FLAGS = 4
 _MAX_VALUE_LENGTH = 40
@@ -75,26 +73,15 @@ _TEMPORARY = '.temporary'
 # The number of files that a program opens besides the claimed folders.
 _NUM_OTHER_FILES = 1000
 _CHECKPOINT_NAME = re.compile('round_([0-9]+)')
-# The files besides flags.txt and in folders, by the program that writes them.
+# All files besides flags.txt that the programs write, and their folders.
 # Nothing else is ever removed.
-_WRITTEN_BY = {
-    'the training': run_entries.FILES,
-    'tff-bn-train': (TIMING, HELD_OUT_CSV, REPORT),
-    'tff-bn-compare': (
-        *(RESULTS_CSV, RESULTS_MARKDOWN, HELD_OUT_CSV, HELD_OUT_MARKDOWN),
-        *(REPORT, EXPERIMENT_CSV, EXPERIMENT_MARKDOWN),
-    ),
-    'tff-bn-evaluate': (EVALUATION,),
-    'tff-bn-analyze': (
-        NORMALIZATION_ERROR_CSV,
-        NORMALIZATION_ERROR_BY_ROUND_CSV,
-        NORMALIZATION_ERROR_MARKDOWN,
-        *('fedbn_toy.csv', 'fedbn_toy.md'),
-        *(f'{name}.{ending}' for name in RUN_ANALYSES for ending in _TABLES),
-    ),
-}
-_FILES = tuple(
-    dict.fromkeys(itertools.chain.from_iterable(_WRITTEN_BY.values()))
+_FILES = (
+    *run_entries.FILES,
+    *(TIMING, HELD_OUT_CSV, HELD_OUT_MARKDOWN, REPORT, EVALUATION),
+    *(RESULTS_CSV, RESULTS_MARKDOWN, EXPERIMENT_CSV, EXPERIMENT_MARKDOWN),
+    *(NORMALIZATION_ERROR_CSV, NORMALIZATION_ERROR_BY_ROUND_CSV),
+    *(NORMALIZATION_ERROR_MARKDOWN, 'fedbn_toy.csv', 'fedbn_toy.md'),
+    *(f'{name}.{ending}' for name in RUN_ANALYSES for ending in ('csv', 'md')),
 )
 _FOLDERS = (*run_entries.FOLDERS, PLOTS, ANALYSES, EXPORTED)
 _ENTRIES = (*_FILES, *_FOLDERS)

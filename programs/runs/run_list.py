@@ -14,14 +14,7 @@ _STATES = tuple(reversed(run_folder.State))
 
 @dataclasses.dataclass(frozen=True)
 class ListedRun:
-  """A run and its progress.
-
-  Attributes:
-    run: The run.
-    state: How far it is.
-    rounds: The number of rounds that are trained and saved.
-    seconds_per_round: The time of a round, if the run has measured it.
-  """
+  """A run, the number of its rounds that are saved, and the time of a round."""
 
   run: comparison_lib.Run
   state: run_folder.State

@@ -16,9 +16,7 @@ _RUN = 'run'
 class Timing(NamedTuple):
   """The time of the last part of a run that was trained without interruption.
 
-  Attributes:
-    seconds: Its duration, with the time for data, models and evaluations.
-    rounds: The number of rounds in it.
+  It includes the time for data, models and evaluations.
   """
 
   seconds: float

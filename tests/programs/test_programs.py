@@ -325,23 +325,24 @@ def test_run_is_repeated_by_its_flags(
   assert model.count_params() == 2350
 
 
-def test_run_is_continued_wherever_it_is_computed(tmp_path):
-  flags = []
-  for place in ('--runtime=native', '--client_devices=cpu:0'):
-    folder = tmp_path / str(len(flags))
-    arguments = [*_SMALL, place, f'--output_dir={folder}']
-    assert train.run(arguments) == 0
-    flags.append((folder / 'flags.txt').read_text(encoding='utf-8'))
-    losses = [
-        float(row['test_loss']) for row in csv_rows.read(folder / 'metrics.csv')
-    ]
-    if len(flags) == 1:
-      expected = losses
-    np.testing.assert_allclose(losses, expected, rtol=1e-4)
-  assert flags[0] == flags[1]
-  assert '--rounds=3' in flags[0]
+def test_run_is_continued_wherever_it_is_computed(comparison, tmp_path, capsys):
+  run = comparison[0] / 'runs' / 'fedavg-seed0'
+  arguments = [*_SMALL, f'--output_dir={tmp_path}']
+  assert train.run([*arguments, '--runtime=native']) == 0
+  flags, expected = (
+      (folder / 'flags.txt').read_text(encoding='utf-8')
+      for folder in (tmp_path, run)
+  )
+  assert flags == expected and '--rounds=3' in flags
+  losses, expected = (
+      [float(row['test_loss']) for row in csv_rows.read(folder / 'metrics.csv')]
+      for folder in (tmp_path, run)
+  )
+  np.testing.assert_allclose(losses, expected, rtol=1e-4)
   # A finished run is read by the other runtime.
-  assert train.run([*_SMALL, '--runtime=native', f'--output_dir={folder}']) == 0
+  capsys.readouterr()
+  assert train.run([*arguments, '--client_devices=cpu:0']) == 0
+  assert 'This run is finished.' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -350,7 +351,7 @@ def test_run_is_continued_wherever_it_is_computed(tmp_path):
         pytest.param(
             *('mixed_bfloat16', ['--model=small_cnn']), marks=pytest.mark.slow
         ),
-        ('mixed_float16', ['--jit_compile']),
+        ('mixed_float16', []),
     ],
 )
 def test_model_in_mixed_precision(tmp_path, precision, arguments):

@@ -86,19 +86,8 @@ def test_paths_of_domains_do_not_depend_on_the_working_folder(
             'domains:a=digits,b=digitts',
             r"the domain 'b', whose dataset digitts must be one of .*Did",
         ),
-        ('domains:a=digits', 'has a single domain'),
-        (
-            'domains:a=digits,b=domains:c=digits,d=digits',
-            "has a list of domains as the domain 'b'",
-        ),
-        (
-            'domains:a=digits,b=generated:4',
-            r"the domain 'b', .*generated:4 must be gen",
-        ),
-        ('generated:4:1', '^needs sizes .* at least 2 classes'),
         ('domains:', '^must have the form domains:NAME=DATASET'),
         ('npz:', '^must have the form npz:PATH.$'),
-        ('folder:', '^must have the form folder:PATH.$'),
         (
             'domains:a=tfds:,b=digits',
             "the domain 'a', .* must have the form tfds:NAME.$",
@@ -237,20 +226,6 @@ def test_features_of_different_sizes_are_warned_of(tmp_path, monkeypatch):
       ' so that models hardly learn from them. Use'
       ' --pixel_scaling=standardized.'
   ]
-
-
-def test_npz_domains_train(tmp_path):
-  x = np.random.default_rng(0).integers(0, 256, (40, 6, 6, 3), np.uint8)
-  y = np.arange(40) % 10
-  np.savez(tmp_path / 'rgb.npz', x_train=x, y_train=y, x_test=x, y_test=y)
-  arguments = [
-      f'--dataset=domains:{tmp_path}/rgb.npz,grey=digits',
-      *('--image_size=6x6', '--split=domains', '--num_clients=4'),
-      *('--samples_per_domain=30', '--model=mlp3', '--rounds=1'),
-      *('--local_steps=1', '--batch_size=4', '--algorithm=fedbn'),
-      f'--output_dir={tmp_path / "run"}',
-  ]
-  assert train.run(arguments) == 0
 
 
 @pytest.mark.parametrize('verbosity', [-2, -1])
