@@ -12,6 +12,7 @@ from tff_bn.catalog import local_training
 from tff_bn.catalog import models
 from tff_bn.catalog import value_types
 from tff_bn.imports import dependencies
+from tff_bn.papers.run_analyses import comparison_runs
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli import named_code
@@ -248,7 +249,7 @@ def named_runs(
     texts = finished_run.check(folder)
     runs = {folder: ''}
     if finished_run.is_comparison(texts):
-      runs = finished_run.runs_of(folder, texts)
+      runs = comparison_runs.runs_of(folder, texts)
     for run, algorithm in runs.items():
       _check_different([*found, run])
       found[run] = (

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 import re
-from typing import Any
+from typing import Any, Optional
 
 from tff_bn.catalog import options
 from tff_bn.catalog import parts
@@ -38,19 +38,20 @@ def _ray_option(
     name: str,
     values: value_types.ValueType,
     description: str,
-    *default: Any,
+    default: Any = None,
+    default_text: Optional[str] = None,
+    *,
     argument: str = options.OWN_NAME,
-    **more: Any,
 ) -> Option:
   """Returns the option of an argument of `tff_bn.runtime.ray_runtime`."""
   return Option(
       name,
       values,
       description,
-      *default,
-      **more,
+      default,
+      default_text,
+      argument,
       conditions=(options.only_for('runtime', 'ray'),),
-      argument=argument,
   )
 
 

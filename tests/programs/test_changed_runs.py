@@ -11,6 +11,7 @@ import tiny_runs
 from tff_bn import training
 from tff_bn.imports import dependencies
 from tff_bn.papers import analyze
+from tff_bn.papers.run_analyses import comparison_runs
 from tff_bn.programs import evaluate
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
@@ -202,7 +203,7 @@ class TestComparisons:
     texts = finished_run.check(folder)
     assert {
         run.name: algorithm
-        for run, algorithm in finished_run.runs_of(folder, texts).items()
+        for run, algorithm in comparison_runs.runs_of(folder, texts).items()
     } == {
         'fedavg-seed0': 'fedavg',
         'fedavg-seed1': 'fedavg',

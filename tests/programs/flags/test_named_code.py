@@ -1,7 +1,6 @@
 """Tests that only code which the user names is run."""
 
 import pathlib
-import subprocess
 import sys
 
 from absl import flags as absl_flags
@@ -191,17 +190,3 @@ def test_resuming_needs_no_trust(received):
   assert settings_lib.trust_flag(settings) == ' --trust_run'
   flags = flags.replacing({'model': 'mlp3'})
   assert not settings_lib.trust_flag(settings_lib.resolve(flags, 'fedavg', 0))
-
-
-@pytest.mark.slow
-def test_in_another_process(received):
-  """`python -m` puts the working folder first in the path."""
-  process = subprocess.run(
-      [sys.executable, '-m', 'tff_bn.programs.evaluate', '--run=runs/x'],
-      capture_output=True,
-      check=False,
-      text=True,
-  )
-  assert process.returncode == 2
-  assert 'names code' in process.stderr
-  assert not list(received.rglob('executed'))
