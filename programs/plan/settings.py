@@ -26,7 +26,6 @@ from tff_bn.programs.flags import held_out_flags
 from tff_bn.programs.flags import model_flags
 from tff_bn.programs.flags import robustness_flags
 from tff_bn.programs.flags import run_flags
-from tff_bn.programs.flags import server_flags
 from tff_bn.programs.flags import training_flags
 
 _Group = TypeVar('_Group', bound=flag_groups.Flags)
@@ -36,7 +35,7 @@ _Group = TypeVar('_Group', bound=flag_groups.Flags)
 @dataclasses.dataclass(frozen=True)
 class RunSettings(
     run_flags.RunFlags,
-    server_flags.ServerFlags,
+    training_flags.ServerFlags,
     training_flags.TrainingFlags,
     model_flags.ModelFlags,
     held_out_flags.HeldOutFlags,
@@ -71,7 +70,7 @@ def define_shared_flags(
       held_out_flags.HeldOutFlags.define(values),
       model_flags.ModelFlags.define(values),
       training_flags.TrainingFlags.define(values),
-      server_flags.ServerFlags.define(values),
+      training_flags.ServerFlags.define(values),
       robustness_flags.RobustnessFlags.define(values),
   )
 
@@ -112,7 +111,7 @@ def _check(flags: ParsedFlags) -> None:
   for group in (
       data_flags.DataFlags,
       held_out_flags.HeldOutFlags,
-      server_flags.ServerFlags,
+      training_flags.ServerFlags,
       model_flags.ModelFlags,
   ):
     group.check(flags)

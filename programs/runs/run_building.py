@@ -29,7 +29,6 @@ from tff_bn.processes import stateful_process
 from tff_bn.programs.flags import algorithm_flags
 from tff_bn.programs.flags import held_out_flags
 from tff_bn.programs.flags import run_flags
-from tff_bn.programs.flags import server_flags
 from tff_bn.programs.flags import training_flags
 from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.runs import run_data
@@ -189,7 +188,7 @@ def build_process(
   arguments = {
       **_local_training_arguments(settings, algorithm),
       **settings.arguments(
-          algorithm_flags.AlgorithmFlags, server_flags.ServerFlags
+          algorithm_flags.AlgorithmFlags, training_flags.ServerFlags
       ),
       **{name: value for name, value in choices.items() if value is not None},
   }
