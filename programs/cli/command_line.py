@@ -269,10 +269,7 @@ def print_version() -> None:
 def run(program: Program, arguments: Optional[Sequence[str]] = None) -> int:
   """Runs a program and returns its exit code.
 
-  Args:
-    program: The program.
-    arguments: The command-line arguments without the program's name, or None
-      for this process's.
+  The arguments lack the program's name; None stands for this process's.
   """
   arguments = sys.argv[1:] if arguments is None else list(arguments)
   if not HELP_FLAGS.isdisjoint(arguments):

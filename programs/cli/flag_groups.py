@@ -54,12 +54,8 @@ class Definer:
   ) -> None:
     """Defines a flag.
 
-    Args:
-      name: The flag's name.
-      values: The values that it may have.
-      explanation: What it does: sentences without the last point.
-      default: Its default.
-      default_text: The default in words, if it is no fixed value.
+    The explanation is sentences without the last point. `default_text` is the
+    default in words, if it is no fixed value.
     """
     if self.inherited is not None:
       default, default_text = None, self.inherited
@@ -143,10 +139,7 @@ def value(
 ) -> Any:
   """Returns the value that a run uses; None if the flag has no effect.
 
-  Args:
-    option: The flag's option.
-    flags: All flags of the program.
-    understood: The features of the algorithm.
+  `understood` are the features of the algorithm.
   """
   if option.feature is not None and option.feature not in understood:
     return None
@@ -232,12 +225,9 @@ class Flags:
       understood: Container[str] = (),
       **known: Any,
   ) -> Self:
-    """Reads the flags' values; those that depend on others are computed.
+    """Reads or computes the values of checked flags.
 
-    Args:
-      flags: All flags of the program, checked.
-      understood: The features of the algorithm.
-      **known: Values that are not read from `flags`.
+    `understood` are the features of the algorithm. Known values are not read.
     """
     values = {
         name: value(spec, flags, understood)

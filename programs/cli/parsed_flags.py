@@ -82,14 +82,9 @@ class ParsedFlags:
   def replacing(
       self, texts: Mapping[str, str], source: Source = Source.COMMAND_LINE
   ) -> 'ParsedFlags':
-    """Returns the flags with other values.
+    """Returns the flags with other values, given as in a command.
 
-    Args:
-      texts: The new values by name, as one writes them in a command.
-      source: The source that the new values get.
-
-    Returns:
-      The flags. Their `refusals` are independent of those of this object.
+    The new values get this source. The result has its own `refusals`: None.
     """
     values = {name: self.parse(name, text) for name, text in texts.items()}
     return ParsedFlags(

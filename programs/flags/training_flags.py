@@ -56,11 +56,7 @@ class TrainingFlags(flag_groups.base_class(*local_training.OPTIONS)):  # type: i
   ) -> 'Optional[Callable[[tf.Tensor], tf.Tensor]]':
     """Builds the clients' learning rate as a function of finished rounds.
 
-    Args:
-      *more: Further factors of the learning rate.
-
-    Returns:
-      The function; None if the learning rate is constant.
+    `more` are further factors. Returns None if the learning rate is constant.
     """
     import tensorflow as tf
 

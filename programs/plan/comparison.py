@@ -92,18 +92,9 @@ def plan(
 ) -> Comparison:
   """Computes the runs of a comparison, and checks all of them.
 
-  A run leaves out the flags that have no effect on it. Each flag must have an
-  effect on at least one run.
-
-  Args:
-    flags: The flags of `tff-bn-compare`.
-    axes: What is varied; one of the axes sets `algorithm`.
-    seeds: The seeds.
-    cells: The combinations of the axes' points that are run. Default: all.
-
-  Returns:
-    The comparison. The runs with the first seed come first; the last axis
-    varies fastest.
+  A run leaves out the flags that have no effect on it. One of the axes must set
+  `algorithm`. By default, all combinations of their points (cells) are run. The
+  runs with the first seed come first; the last axis varies fastest.
 
   Raises:
     ValueError: If the flags of a combination contradict one another, or a flag

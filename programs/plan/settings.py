@@ -87,16 +87,10 @@ def _selector(flags: ParsedFlags) -> str:
 
 
 def check(flags: ParsedFlags) -> None:
-  """Checks flags against one another.
+  """Checks the flags of a program against one another.
 
-  A flag that another one makes meaningless is an error, unless that other one
-  overrules it: the command line overrules a flagfile.
-
-  Args:
-    flags: The flags of `tff-bn-train` or `tff-bn-compare`.
-
-  Raises:
-    ValueError: If flags contradict one another.
+  A flag that another one makes meaningless is a ValueError, unless that other
+  one overrules it: the command line overrules a flagfile.
   """
   try:
     _check(flags)
@@ -264,13 +258,8 @@ def _check_robustness(
 def resolve(flags: ParsedFlags, algorithm: str, seed: int) -> RunSettings:
   """Computes the settings of a run, with the defaults that depend on flags.
 
-  Args:
-    flags: The flags of `tff-bn-train` or `tff-bn-compare`, checked.
-    algorithm: The run's algorithm.
-    seed: The run's seed.
-
-  Raises:
-    ValueError: If `flags.txt` could not hold the value of a flag.
+  The flags are checked. A ValueError says that `flags.txt` could not hold the
+  value of one.
   """
   settings = _resolve(flags, algorithms_lib.find(algorithm), seed)
   _check_lines(settings)

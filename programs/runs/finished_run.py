@@ -19,16 +19,10 @@ from tff_bn.training import finished
 
 
 def check(folder: pathlib.Path) -> dict[str, str]:
-  """Checks that a folder holds a finished run, or a comparison.
-
-  Args:
-    folder: The folder that `--run` names.
-
-  Returns:
-    The texts of its flags by name.
+  """Returns the texts of the flags of a finished run, or of a comparison.
 
   Raises:
-    ValueError: If it holds no run, or one that is not finished.
+    ValueError: If the folder holds no run, or one that is not finished.
   """
   run_folder.check_entries(folder)
   if not (folder / run_folder.FLAGS_FILE).exists():
@@ -71,11 +65,8 @@ def read_settings(
 ) -> settings_lib.RunSettings:
   """Reads the settings of a finished run.
 
-  Args:
-    folder: The run's folder.
-    overruling: The texts of flags that replace flags of the run, by name.
-    without: The names of flags of the run that are left out.
-    is_trusted: Whether the run may name code that is not part of this package.
+  The texts in `overruling` replace flags of the run, and flags in `without` are
+  left out. Only a trusted run may name code that is not part of this package.
 
   Raises:
     ValueError: If the flags were changed, or contradict one another.

@@ -107,11 +107,7 @@ class Builder:
   def build(
       self, settings: settings_lib.RunSettings, folder: pathlib.Path
   ) -> Job:
-    """Builds a run.
-
-    Raises:
-      ValueError: If the data, the model or the process can't be built.
-    """
+    """Builds a run; a ValueError says what can't be built."""
     start = time.monotonic()
     split = self._split_of(settings)
     flags = settings.part(model_flags.ModelFlags)
@@ -155,11 +151,9 @@ def check(builder: Builder, tasks: Iterable[Task]) -> None:
   """Finds mistakes in all runs before the first one starts.
 
   This builds the data of each run, then the models, then the processes, which
-  take much longer. Runs that differ only in the seed, or only in the split over
-  the same number of clients, have the same process, which is built once.
-
-  Raises:
-    ValueError: If the data, a model or a process can't be built.
+  take much longer; a ValueError says what can't be built. Runs that differ only
+  in the seed, or only in the split over the same number of clients, have the
+  same process, which is built once.
   """
   progress.say('Checking all runs before the first one starts …')
   by_dataset: dict[tuple[Any, ...], list[Task]] = {}
@@ -220,11 +214,7 @@ def describe_data(
 ) -> str:
   """Describes the data and its split in a few words, for titles.
 
-  Args:
-    settings: The settings of a run.
-    data: Its data.
-    varied: Names of flags that have other values in other runs; they are left
-      out.
+  Flags with other values in other runs (`varied`) are left out.
   """
   num_clients = len(data.client_ids)
   words = {

@@ -20,12 +20,7 @@ def choose(
 
   This is `--output_dir` if it is given. Otherwise, of the default folder and
   the folders `DEFAULT-2`, `DEFAULT-3`, …, it is the first one with a run that
-  these flags continue, or else the first one that is free.
-
-  Args:
-    flags: The program's flags.
-    texts: The texts of the flags that define the run, by name.
-    grown: See `run_folder.check`.
+  flags with these texts continue, or else the first one that is free.
   """
   first = pathlib.Path(flags.output_dir).expanduser()
   if flags.is_given('output_dir'):

@@ -109,16 +109,13 @@ def _converted(
 def load_models(
     settings: settings_lib.RunSettings, folder: pathlib.Path
 ) -> tuple[saved_models.SavedModels, BatchNormModel]:
-  """Opens the models of a finished run.
+  """Opens the models of a finished run; a ValueError names a damaged file.
 
   The run may be somebody else's, so only arrays are read: the model is built
   from the settings.
 
   Returns:
     The saved weights, whose checksums are right, and the model.
-
-  Raises:
-    ValueError: If a file is damaged or missing.
   """
   saved = saved_models.SavedModels(folder / run_folder.MODEL)
   saved.check()
@@ -141,14 +138,8 @@ def client_weights(
   """Returns the weights of the model that a client uses after a run.
 
   For a client that took no part in a round, these are the weights of the global
-  model, with the client's personal phases.
-
-  Args:
-    settings: The run's settings.
-    saved: The run's models.
-    model: The model.
-    client_id: The client.
-    client_number: Its position among all clients.
+  model, with the client's personal phases. The phases depend on the client's
+  position among all clients, `client_number`.
   """
   if client_id in saved.client_ids:
     return saved.weights(model, client_id)
@@ -165,15 +156,9 @@ def client_weights(
 def build_process(
     settings: settings_lib.RunSettings, model: BatchNormModel, num_clients: int
 ) -> stateful_process.Process:
-  """Builds the algorithm's process.
+  """Builds the algorithm's process, for this number of all clients.
 
-  Args:
-    settings: The run's settings.
-    model: The model.
-    num_clients: The number of all clients.
-
-  Returns:
-    The process; clients keep a state if it is a `StatefulLearningProcess`.
+  Clients keep a state if it is a `StatefulLearningProcess`.
 
   Raises:
     ValueError: If the algorithm can't train this model.

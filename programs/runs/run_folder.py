@@ -174,10 +174,8 @@ def is_complete(folder: pathlib.Path, flags: Mapping[str, str]) -> bool:
   """Whether a folder holds a finished run that was not changed since.
 
   The run must have these flags, all its metrics and models must be there, and
-  the clients that it holds out must be tested.
-
-  Raises:
-    OSError: If a file can't be read at present.
+  the clients that it holds out must be tested. An OSError says that a file
+  can't be read at present.
   """
   return (
       (folder / FLAGS_FILE).exists()
@@ -192,12 +190,9 @@ def is_complete(folder: pathlib.Path, flags: Mapping[str, str]) -> bool:
 
 @contextlib.contextmanager
 def created(folder: pathlib.Path) -> Iterator[None]:
-  """Creates a folder if needed, for a `with` block that writes into it.
+  """Creates the folder that `--output_dir` names, for a `with` block.
 
   If the new folder is empty at the end, it is removed.
-
-  Args:
-    folder: The folder that `--output_dir` names.
 
   Raises:
     ValueError: If the folder can't be created or written.
@@ -286,13 +281,7 @@ def check(
 ) -> State:
   """Checks that a run with these flags may be written into a folder.
 
-  Writes nothing.
-
-  Args:
-    folder: The folder; claimed, if the caller writes into it.
-    flags: The texts of the flags that define the run, by name.
-    overwrite: Whether a run in the folder may be removed.
-    grown: See `Grown`.
+  Writes nothing. If the caller writes into the folder, it has claimed it.
 
   Returns:
     How far the run is. With `overwrite`, it is new.
@@ -353,13 +342,7 @@ def describe_differences(
 ) -> str:
   """Describes the flags that keep a run from being continued.
 
-  Args:
-    previous: The flags of the run that a folder holds.
-    flags: The flags of the new run.
-    grown: See `Grown`.
-
-  Returns:
-    Some of the flags with both values; empty if the run can be continued.
+  Returns some of the flags with both values; empty if the run can be continued.
   """
   may_differ = grown(previous, flags)
   names = [
@@ -397,16 +380,11 @@ def begin(
     *,
     overwrite: bool,
 ) -> None:
-  """Writes the flags of a run into its folder, after `check`.
+  """Writes the flags of a run into its claimed folder, after `check`.
 
-  If the run has grown, it is no longer finished. The training removes its
-  models when the next round begins.
-
-  Args:
-    folder: The folder, claimed.
-    program: The program's name, for the first line of the file.
-    flags: The texts of the flags that define the run, by name.
-    overwrite: Whether to remove a run that the folder holds.
+  The first line names the program. With `overwrite`, a run that the folder
+  holds is removed. If the run has grown, it is no longer finished; the training
+  removes its models when the next round begins.
   """
   if overwrite:
     remove(folder)
