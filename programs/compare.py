@@ -29,16 +29,15 @@ from tff_bn.programs.flags import first_look
 from tff_bn.programs.flags import logging_flags
 from tff_bn.programs.flags import run_flags
 from tff_bn.programs.flags import runtime_flags
+from tff_bn.programs.plan import axes as axes_lib
 from tff_bn.programs.plan import comparison as comparison_lib
 from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.plan import sweeps
-from tff_bn.programs.results import report
-from tff_bn.programs.results import row_sentences
 from tff_bn.programs.runs import output_folder
 from tff_bn.programs.runs import run_folder
-from tff_bn.programs.runs import run_list
 
 if TYPE_CHECKING:
+  from tff_bn.programs.results import report
   from tff_bn.programs.runs import jobs
 
 _OUTPUT_DIR = 'runs/compare'
@@ -80,12 +79,6 @@ class Planned:
 def plan(flags: command_line.ParsedFlags) -> comparison_lib.Comparison:
   """Returns the runs that the flags ask for, all checked.
 
-  Args:
-    flags: The program's flags.
-
-  Returns:
-    The comparison.
-
   Raises:
     ValueError: If flags contradict one another.
   """
@@ -101,15 +94,7 @@ def plan(flags: command_line.ParsedFlags) -> comparison_lib.Comparison:
 def comparison_flags(
     flags: command_line.ParsedFlags, comparison: comparison_lib.Comparison
 ) -> dict[str, str]:
-  """Returns the flags that define a comparison.
-
-  Args:
-    flags: The program's flags.
-    comparison: Its runs.
-
-  Returns:
-    The flags' texts by name: the flags of the comparison and of its runs.
-  """
+  """Returns the texts of the flags of a comparison and of its runs, by name."""
   return {
       **sweeps.texts(flags),
       'average_last': parsers.to_text(flags.average_last),
@@ -118,11 +103,7 @@ def comparison_flags(
 
 
 def main(flags: command_line.ParsedFlags) -> None:
-  """Trains all algorithms with all seeds and writes the results.
-
-  Args:
-    flags: The program's flags.
-  """
+  """Trains all algorithms with all seeds and writes the results."""
   with command_line.checking_input():
     comparison = plan(flags)
     texts = comparison_flags(flags, comparison)
@@ -131,9 +112,6 @@ def main(flags: command_line.ParsedFlags) -> None:
 
 def run_planned(planned: Planned) -> None:
   """Runs a comparison and writes the results.
-
-  Args:
-    planned: The comparison.
 
   Raises:
     RuntimeError: If runs failed; the results have the others.
@@ -192,6 +170,8 @@ def _list(
     planned: Planned, folder: pathlib.Path, folders: Mapping[str, pathlib.Path]
 ) -> str:
   """Lists the runs and writes nothing."""
+  from tff_bn.programs.runs import run_list
+
   flags = planned.flags
   _check_folder(planned, folder)
   listed = []
@@ -291,18 +271,13 @@ def _process_arguments(flags: command_line.ParsedFlags) -> list[str]:
 
 
 class _Results(NamedTuple):
-  """The results of the runs of a comparison.
+  """The results of the runs of a comparison, and the texts of their tables.
 
-  Attributes:
-    runs: The runs with their metrics.
-    rows: The rows of results.csv.
-    num_averaged: Over how many evaluated rounds they are averaged.
-    csv: The text of results.csv.
-    table: The text of results.md.
+  `num_averaged` is the number of evaluated rounds over which they are averaged.
   """
 
-  runs: Sequence[report.Run]
-  rows: Sequence[report.Result]
+  runs: 'Sequence[report.Run]'
+  rows: 'Sequence[report.Result]'
   num_averaged: int
   csv: str
   table: str
@@ -312,6 +287,10 @@ def _read_results(
     planned: Planned, folders: Mapping[str, pathlib.Path]
 ) -> _Results:
   """Computes the results from the metrics of the runs."""
+  # Imported late: they import NumPy, and wrong flags are found without it.
+  from tff_bn.programs.results import report
+  from tff_bn.programs.results import row_sentences
+
   comparison = planned.comparison
   average_last = planned.flags.average_last
   rows = {name: report.read_rows(path) for name, path in folders.items()}
@@ -337,7 +316,7 @@ def _read_results(
         names,
         varied,
         {
-            run.labels[report.ALGORITHM]: run.settings.algorithm
+            run.labels[axes_lib.ALGORITHM]: run.settings.algorithm
             for run in comparison.runs
         },
     )
@@ -397,7 +376,7 @@ def _write_results(
       f'{jobs.describe_data(first, data)}\n{comparison.runs[0].title}'
   )
   drawn = plots.label_distribution(data, labels_title)
-  if names == [report.ALGORITHM]:
+  if names == [axes_lib.ALGORITHM]:
     drawn |= plots.of_algorithms(results.runs, title)
   elif planned.show is None:
     drawn |= plots.of_sweep(
@@ -414,7 +393,7 @@ def _write_results(
       folder,
       [
           (
-              report.describe(run.labels),
+              axes_lib.describe(run.labels),
               run.settings.seed,
               folders[run.folder],
           )

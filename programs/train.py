@@ -15,14 +15,11 @@ from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.flags import algorithm_flags
 from tff_bn.programs.flags import data_flags
 from tff_bn.programs.flags import logging_flags
-from tff_bn.programs.flags import named_code
 from tff_bn.programs.flags import run_flags
 from tff_bn.programs.flags import runtime_flags
 from tff_bn.programs.plan import settings as settings_lib
-from tff_bn.programs.results import report
 from tff_bn.programs.runs import output_folder
 from tff_bn.programs.runs import run_folder
-from tff_bn.programs.testing import keras_files
 from tff_bn.training import finished
 
 _OUTPUT_DIR = 'runs/train'
@@ -43,11 +40,7 @@ def define_flags(
 
 
 def main(flags: command_line.ParsedFlags) -> None:
-  """Trains one model.
-
-  Args:
-    flags: The program's flags.
-  """
+  """Trains one model."""
   with command_line.checking_input():
     settings_lib.check(flags)
     runtime_flags.RuntimeFlags.check(flags)
@@ -82,7 +75,12 @@ def _print_result(
     settings: settings_lib.RunSettings, folder: pathlib.Path
 ) -> None:
   """Prints how good the model is, and where the files are."""
-  evaluate = f'tff-bn-evaluate --run={folder}{named_code.trust(settings)}'
+  # Imported late: they import NumPy, and wrong flags are found without it.
+  from tff_bn.programs.results import report
+  from tff_bn.programs.testing import keras_files
+
+  trust = settings_lib.trust_flag(settings)
+  evaluate = f'tff-bn-evaluate --run={folder}{trust}'
   rows = report.read_rows(folder)
   print(report.describe_last(rows, settings_lib.has_client_models(settings)))
   models = folder / run_folder.MODEL
@@ -118,6 +116,7 @@ def _train_and_plot(
   from tff_bn.programs.results import charts
   from tff_bn.programs.results import html_report
   from tff_bn.programs.results import plots
+  from tff_bn.programs.results import report
   from tff_bn.programs.runs import jobs
   from tff_bn.programs.runs import run_building
   from tff_bn.programs.testing import held_out

@@ -194,7 +194,7 @@ def test_extensions_work(monkeypatch, toy, in_process_runtime, tmp_path):
   module = types.SimpleNamespace(**namespace)
   monkeypatch.setitem(sys.modules, 'my_algorithms', module)
   arguments = [
-      '--algorithms=fedavg,' 'my_algorithms:local_shift+my_algorithms:absolute',
+      '--algorithms=my_algorithms:local_shift+my_algorithms:absolute',
       '--split=my_splits:by_parity',
       '--num_clients=3',
       '--model_aggregator=my_rules:Midrange',

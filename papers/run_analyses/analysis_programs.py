@@ -12,8 +12,10 @@ from tff_bn.catalog import local_training
 from tff_bn.catalog import models
 from tff_bn.catalog import value_types
 from tff_bn.imports import dependencies
+from tff_bn.papers.run_analyses import comparison_runs
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.cli import flag_groups
+from tff_bn.programs.cli import named_code
 from tff_bn.programs.flags import run_flags
 from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.runs import finished_run
@@ -36,7 +38,7 @@ def _define_run(define: flag_groups.Definer, default_text: str) -> None:
       ' tff-bn-train or tff-bn-compare. The seeds of a comparison are averaged',
       default_text=default_text,
   )
-  define.boolean(run_flags.TRUST_RUN, run_flags.EXPLANATION_OF_TRUST)
+  define.boolean(named_code.TRUST_RUN, named_code.EXPLANATION_OF_TRUST)
 
 
 def _define_seed(define: flag_groups.Definer, purpose: str) -> None:
@@ -247,7 +249,7 @@ def named_runs(
     texts = finished_run.check(folder)
     runs = {folder: ''}
     if finished_run.is_comparison(texts):
-      runs = finished_run.runs_of(folder, texts)
+      runs = comparison_runs.runs_of(folder, texts)
     for run, algorithm in runs.items():
       _check_different([*found, run])
       found[run] = (

@@ -26,10 +26,10 @@ from tff_bn.imports import dependencies
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli import flag_names
 from tff_bn.programs.cli import flagfiles
+from tff_bn.programs.cli import named_code
 from tff_bn.programs.cli import parsers
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 from tff_bn.programs.cli.parsed_flags import Source
-from tff_bn.programs.flags import named_code
 from tff_bn.training import termination
 
 OK = 0
@@ -97,14 +97,7 @@ def parse(
     define_flags: Callable[[flags.FlagValues], Any],
     arguments: Sequence[str],
 ) -> ParsedFlags:
-  """Parses command-line arguments.
-
-  Args:
-    define_flags: Defines the flags.
-    arguments: The arguments without the program's name.
-
-  Returns:
-    The flags' values.
+  """Parses arguments, which do not include the program's name.
 
   Raises:
     UsageError: If an argument is not understood, or if only the `flags.txt` of
@@ -152,16 +145,13 @@ def refuse_code(
     origin: Callable[[str], str],
     remedy: str,
 ) -> None:
-  """Checks that the flags of a run name no code of somebody else.
+  """Raises a `UsageError` if a run's flags name code of somebody else.
 
   Args:
     of_run: The values of flags by name, which are only in a `flags.txt`.
     values: All flags of the program.
     origin: Returns the beginning of an error about a flag.
     remedy: What a user does who trusts the run.
-
-  Raises:
-    UsageError: If a flag names code that is not part of this package.
   """
   types = {
       name: values[name].parser.values
@@ -170,8 +160,9 @@ def refuse_code(
   }
   code = named_code.find(of_run, types)
   if code is not None:
+    name, text = code
     raise UsageError(
-        f'{origin(code.flag)}{code.text} names code that is not part of tff_bn.'
+        f'{origin(name)}{text} names code that is not part of tff_bn.'
         ' It is not run, because only the flags.txt of a run names it, which'
         f" may be somebody else's. If you trust it, {remedy}."
     )
@@ -276,15 +267,9 @@ def print_version() -> None:
 
 
 def run(program: Program, arguments: Optional[Sequence[str]] = None) -> int:
-  """Runs a program.
+  """Runs a program and returns its exit code.
 
-  Args:
-    program: The program.
-    arguments: The command-line arguments without the program's name, or None
-      for this process's.
-
-  Returns:
-    The exit code.
+  The arguments lack the program's name; None stands for this process's.
   """
   arguments = sys.argv[1:] if arguments is None else list(arguments)
   if not HELP_FLAGS.isdisjoint(arguments):

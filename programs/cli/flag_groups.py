@@ -1,12 +1,12 @@
 """Groups of flags: a dataclass declares its flags, checks them and reads them.
 
-A group is a frozen dataclass that is derived from `Flags`. Each field is a
-flag, and `flag(...)` says everything about it: how it is parsed, its default,
-its help and when it has an effect. An instance has the values that a run uses:
-a flag without effect is None.
+A group is a frozen dataclass that is derived from `base_class(...)` of some
+options. Each option is a field and a flag: it says how the flag is parsed, its
+default, its help and when it has an effect. An instance has the values that a
+run uses: a flag without effect is None.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Container
 import dataclasses
 import re
 from typing import Any, ClassVar, Optional, Self
@@ -18,19 +18,13 @@ from tff_bn.catalog import value_types
 from tff_bn.programs.cli import parsers
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 
-_SPEC = 'flag'
-# 30 years; Python cannot wait for more than 300.
-SECONDS = value_types.Number(float, above=0, maximum=10**9)
+# The key of a field's metadata.
+_OPTION = 'option'
 
 
 @dataclasses.dataclass(frozen=True)
 class FlagGroup:
-  """Flags that `--help` prints together.
-
-  Attributes:
-    title: The group's title.
-    names: The flags' names, in the order in which they are printed.
-  """
+  """Flags that `--help` prints together, in this order."""
 
   title: str
   names: tuple[str, ...]
@@ -60,12 +54,8 @@ class Definer:
   ) -> None:
     """Defines a flag.
 
-    Args:
-      name: The flag's name.
-      values: The values that it may have.
-      explanation: What it does: sentences without the last point.
-      default: Its default.
-      default_text: The default in words, if it is no fixed value.
+    The explanation is sentences without the last point. `default_text` is the
+    default in words, if it is no fixed value.
     """
     if self.inherited is not None:
       default, default_text = None, self.inherited
@@ -114,43 +104,12 @@ class Definer:
     return FlagGroup(title, tuple(self._names))
 
 
-def flag(
-    values: Optional[value_types.ValueType],
-    description: str | Callable[[], str],
-    default: Any = None,
-    **more: Any,
-) -> Any:
-  """Declares a flag as a field of a dataclass that is derived from `Flags`.
-
-  Args:
-    values: The values that it may have. None: it is on or off.
-    description: See `options.Option`.
-    default: Its default.
-    **more: More attributes of `options.Option`.
-
-  Returns:
-    The field.
-  """
-  if values is None:
-    values = value_types.BOOLEAN
-  return dataclasses.field(
-      metadata={_SPEC: (values, description, default, more)}
-  )
-
-
 def base_class(*declared: options.Option) -> Any:
-  """Returns a base class of groups, whose flags are options of the catalog.
-
-  Args:
-    *declared: The options, in the order of `--help`.
-
-  Returns:
-    A dataclass that is derived from `Flags`.
-  """
+  """Returns a base class of groups, whose flags are options of the catalog."""
   return dataclasses.make_dataclass(
       'Options',
       [
-          (option.name, Any, dataclasses.field(metadata={_SPEC: option}))
+          (option.name, Any, dataclasses.field(metadata={_OPTION: option}))
           for option in declared
       ],
       bases=(Flags,),
@@ -180,13 +139,7 @@ def value(
 ) -> Any:
   """Returns the value that a run uses; None if the flag has no effect.
 
-  Args:
-    option: The flag's option.
-    flags: All flags of the program.
-    understood: The features of the algorithm.
-
-  Returns:
-    The value.
+  `understood` are the features of the algorithm.
   """
   if option.feature is not None and option.feature not in understood:
     return None
@@ -208,25 +161,16 @@ def value(
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-  """The base class of groups: their fields are flags, see `flag`.
-
-  Attributes:
-    TITLE: The group's title in `--help`.
-  """
+  """The base class of groups; `TITLE` is the group's title in `--help`."""
 
   TITLE: ClassVar[str]
 
   @classmethod
   def specs(cls) -> dict[str, options.Option]:
     """Returns the flags' options by name."""
-    specs = {}
-    for field in dataclasses.fields(cls):
-      spec = field.metadata[_SPEC]
-      if not isinstance(spec, options.Option):
-        values, description, default, more = spec
-        spec = options.Option(field.name, values, description, default, **more)
-      specs[field.name] = spec
-    return specs
+    return {
+        field.name: field.metadata[_OPTION] for field in dataclasses.fields(cls)
+    }
 
   @classmethod
   def define(
@@ -236,16 +180,13 @@ class Flags:
       inherited: Optional[str] = None,
       **defaults: Any,
   ) -> FlagGroup:
-    """Defines the flags.
+    """Defines the flags and returns their group for `--help`.
 
     Args:
       values: Where the flags are defined.
       inherited: If not None, the flags have no defaults; this text says where
         values that are not given come from.
       **defaults: The program's defaults in place of the declared ones.
-
-    Returns:
-      The group for `--help`.
     """
     definer = Definer(values, inherited)
     for name, spec in cls.specs().items():
@@ -255,9 +196,6 @@ class Flags:
   @classmethod
   def check(cls, flags: ParsedFlags) -> None:
     """Checks that every flag that is given has an effect.
-
-    Args:
-      flags: All flags of the program.
 
     Raises:
       ValueError: If a flag has no effect because of another one, or excludes
@@ -287,15 +225,9 @@ class Flags:
       understood: Container[str] = (),
       **known: Any,
   ) -> Self:
-    """Reads the flags' values.
+    """Reads or computes the values of checked flags.
 
-    Args:
-      flags: All flags of the program, checked.
-      understood: The features of the algorithm, see `flag`.
-      **known: Values that are not read from `flags`.
-
-    Returns:
-      The values; those that depend on other flags are computed.
+    `understood` are the features of the algorithm. Known values are not read.
     """
     values = {
         name: value(spec, flags, understood)
@@ -307,12 +239,10 @@ class Flags:
   def arguments(self, *groups: type['Flags']) -> dict[str, Any]:
     """Returns the values that the library takes, by the arguments' names.
 
+    A value that is None is left out: the library has its own default.
+
     Args:
       *groups: The groups whose flags are wanted. Default: all flags.
-
-    Returns:
-      The arguments. A value that is None is left out: the library has its own
-      default.
     """
     arguments = {}
     for group in groups or (type(self),):
@@ -329,11 +259,8 @@ class Flags:
   def name_flags(self, text: str) -> str:
     """Replaces the library's names of arguments in a text by the flags' names.
 
-    Args:
-      text: The text, in which `=` follows the arguments' names.
-
-    Returns:
-      The text; a name that several flags could have is kept.
+    An argument's name is followed by `=`. A name that several flags could have
+    is kept.
     """
     flags_of: dict[str, list[str]] = {}
     for name, spec in self.specs().items():

@@ -69,12 +69,7 @@ _PREFIXES = ('', 'client_', 'local_', 'num_')
 
 
 def suggestion(name: str, known: Collection[str]) -> str:
-  """Returns `' Did you mean …?'` for an error message, or `''`.
-
-  Args:
-    name: The unknown name.
-    known: The names of the flags.
-  """
+  """Returns `' Did you mean …?'` for an unknown name of a flag, or `''`."""
   name = name.lower().replace('-', '_')
   meant = [prefix + name for prefix in _PREFIXES]
   meant += [flag for flag, others in _OTHER_NAMES.items() if name in others]

@@ -21,7 +21,7 @@ class Argument(NamedTuple):
 
   Attributes:
     text: The argument.
-    path: The file that has it; `None` if it is in the command itself.
+    path: The file that has it; None if it is in the command itself.
     is_of_run: Whether it comes from the `flags.txt` of a run, or from a file
       that such a file includes.
   """
@@ -32,13 +32,7 @@ class Argument(NamedTuple):
 
 
 def expand(arguments: Sequence[str]) -> list[Argument]:
-  """Replaces `--flagfile=FILE` by the flags in the file.
-
-  Args:
-    arguments: The arguments of a program.
-
-  Returns:
-    The arguments without `--flagfile`. The flags of a file are in its place.
+  """Replaces each `--flagfile=FILE` by the flags in the file.
 
   Raises:
     ValueError: If a file does not exist, is not a text file, includes itself,

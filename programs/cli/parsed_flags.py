@@ -30,7 +30,6 @@ class ParsedFlags:
       self,
       values: flags.FlagValues,
       sources: Mapping[str, Source],
-      ignored: Collection[str] = (),
       replaced: Mapping[str, Any] = types.MappingProxyType({}),
       refusals: Optional[dict[str, str]] = None,
   ):
@@ -39,19 +38,15 @@ class ParsedFlags:
     Args:
       values: The values.
       sources: Where the value of each flag comes from.
-      ignored: Flags that have their defaults, whatever was given.
       replaced: Values that replace those in `values`, by name.
       refusals: See the class.
     """
     self._values = values
-    self._sources = {**sources, **dict.fromkeys(ignored, Source.DEFAULT)}
-    self._ignored = ignored
+    self._sources = sources
     self._replaced = replaced
     self.refusals = refusals
 
   def __getattr__(self, name: str) -> Any:
-    if name in self._ignored:
-      return self._values[name].default
     if name in self._replaced:
       return self._replaced[name]
     return getattr(self._values, name)
@@ -76,52 +71,30 @@ class ParsedFlags:
 
   def without(self, names: Collection[str]) -> 'ParsedFlags':
     """Returns the flags as if these were not given."""
+    defaults = {name: self._values[name].default for name in names}
     return ParsedFlags(
         self._values,
-        self._sources,
-        (*self._ignored, *names),
-        self._replaced,
+        {**self._sources, **dict.fromkeys(names, Source.DEFAULT)},
+        {**self._replaced, **defaults},
         self.refusals,
     )
 
   def replacing(
       self, texts: Mapping[str, str], source: Source = Source.COMMAND_LINE
   ) -> 'ParsedFlags':
-    """Returns the flags with other values.
+    """Returns the flags with other values, given as in a command.
 
-    Args:
-      texts: The new values by name, as one writes them in a command.
-      source: The source that the new values get.
-
-    Returns:
-      The flags. Their `refusals` are independent of those of this object.
-
-    Raises:
-      ValueError: If the program has no such flag, or does not allow a value.
+    The new values get this source. The result has its own `refusals`: None.
     """
-    values = dict(self._replaced)
-    for name, text in texts.items():
-      values[name] = self.parse(name, text)
+    values = {name: self.parse(name, text) for name, text in texts.items()}
     return ParsedFlags(
         self._values,
         {**self._sources, **dict.fromkeys(texts, source)},
-        self._ignored,
-        values,
+        {**self._replaced, **values},
     )
 
   def parse(self, name: str, text: str) -> Any:
-    """Parses the text of a flag.
-
-    Args:
-      name: The flag.
-      text: The text.
-
-    Returns:
-      The value.
-
-    Raises:
-      ValueError: If the program has no such flag, or does not allow the value.
-    """
+    """Parses the text of a flag; a ValueError says what is wrong with it."""
     if not self.defines(name):
       raise ValueError(f'--{name} is not a flag of this program.')
     try:
@@ -136,7 +109,7 @@ class ParsedFlags:
   def refuse_unless_overruled(
       self, name: str, overruling: str, reason: str
   ) -> None:
-    """Raises an error if a flag is given that has no effect with another flag.
+    """Raises a ValueError if a flag is given without effect beside another one.
 
     There is no error if the other flag overrules it: the command line overrules
     a flagfile. With `refusals`, the error is collected, see the class.
@@ -146,9 +119,6 @@ class ParsedFlags:
       overruling: The other flag, which takes the effect away.
       reason: Why the flag is refused, as the end of a sentence without its
         point.
-
-    Raises:
-      ValueError: If the flag is given and not overruled.
     """
     if not self.is_given(name) or self.source(name) < self.source(overruling):
       return

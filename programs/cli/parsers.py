@@ -29,10 +29,7 @@ class Parser(flags.ArgumentParser):
 
 
 def check_characters(text: str) -> None:
-  """Checks that a flag is a line of printable text.
-
-  Args:
-    text: The flag with its value, such as the path of a file.
+  """Checks that a flag with its value is a line of printable text.
 
   Raises:
     ValueError: If it has a newline, another control character, or a byte that
@@ -62,9 +59,6 @@ def name_flags(text: str, names: Iterable[str]) -> str:
   Args:
     text: The text, where parameters are followed by `=` or in backquotes.
     names: The names of the flags.
-
-  Returns:
-    The text for users of the command line.
   """
   name = f'({"|".join(sorted(names, key=len, reverse=True))})'
   text = re.sub(rf'(?<![^ (]){name}=', r'--\1=', text)

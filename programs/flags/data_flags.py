@@ -48,12 +48,7 @@ def _saying_what_is_loaded(
 def announce_split(
     flags: ParsedFlags, runs: Iterable['settings_lib.RunSettings']
 ) -> None:
-  """Says which split is used because a dataset has domains.
-
-  Args:
-    flags: All flags of the program.
-    runs: The settings of its runs.
-  """
+  """Says which split is used because a dataset has domains."""
   if flags.split is None and any(run.split == splits.DOMAINS for run in runs):
     progress.say(
         'The dataset has domains, so each client has data of one domain'
@@ -128,9 +123,6 @@ class DataFlags(_OPTIONS):  # type: ignore[misc, valid-type]
 
     Args:
       class_names: The classes of a trained model, see `data.load_dataset`.
-
-    Returns:
-      The dataset.
     """
     from tff_bn import data
 

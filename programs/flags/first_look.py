@@ -28,11 +28,7 @@ OF_ALGORITHM: Mapping[str, Mapping[str, str]] = {
 def with_defaults(flags: ParsedFlags) -> ParsedFlags:
   """Returns the flags with the first look's defaults.
 
-  Args:
-    flags: The flags of `tff-bn-compare`.
-
-  Returns:
-    The flags. Values that the command gives are unchanged.
+  Values that the command gives are unchanged.
   """
   texts = {name: t for name, t in FLAGS.items() if not flags.is_given(name)}
   return flags.replacing(texts, Source.DEFAULT)
@@ -43,13 +39,8 @@ def algorithm_axis(
 ) -> axes.Axis:
   """Returns the compared algorithms with their settings.
 
-  Args:
-    flags: The flags of `tff-bn-compare`.
-    swept: The axes of `--sweep`.
-
-  Returns:
-    The axis. An algorithm has its own settings unless the command gives or
-    sweeps one of them.
+  An algorithm has its own settings unless the command gives or sweeps one of
+  them.
   """
   varied = {name for axis in swept for name in axis.flags}
   points = []
@@ -62,14 +53,9 @@ def algorithm_axis(
 
 
 def next_step(flags: ParsedFlags) -> Optional[str]:
-  """Returns what to compare after the first look.
+  """Returns the command to try after the first look, and what it shows.
 
-  Args:
-    flags: The flags of `tff-bn-compare`.
-
-  Returns:
-    The command and what it shows; None if the flags chose other data or
-    algorithms.
+  Returns None if the flags chose other data or algorithms.
   """
   if any(map(flags.is_given, ('algorithms', 'dataset', 'split'))):
     return None

@@ -3,43 +3,45 @@
 import dataclasses
 from typing import Any, Optional
 
-from tff_bn.catalog import options
 from tff_bn.catalog import value_types
+from tff_bn.catalog.options import Condition
+from tff_bn.catalog.options import Option
 from tff_bn.data import splits
 from tff_bn.programs.cli import flag_groups
-from tff_bn.programs.cli.flag_groups import flag
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 
-_PRIOR = 16.0
+_OPTIONS = (
+    Option(
+        'held_out_clients',
+        value_types.List(value_types.TEXT),
+        'Ids of clients, separated by commas, that take no part in training.'
+        ' The final model is tested on them with averaged BN statistics, with'
+        ' statistics from their own unlabeled training data, and with a mixture'
+        ' of both',
+        default_text='none',
+    ),
+    Option(
+        'held_out_prior',
+        value_types.POSITIVE,
+        'Weight N of the averaged BN statistics in the mixture: a client with n'
+        ' training samples has n/(n+N) of its own statistics',
+        16.0,
+        conditions=(
+            Condition(
+                'held_out_clients',
+                lambda flags: flags.held_out_clients is not None,
+                'has no effect without --held_out_clients',
+            ),
+        ),
+    ),
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class HeldOutFlags(flag_groups.Flags):
+class HeldOutFlags(flag_groups.base_class(*_OPTIONS)):  # type: ignore[misc]
   """Clients that are tested after the training."""
 
   TITLE = 'Held-out clients'
-
-  held_out_clients: Optional[tuple[str, ...]] = flag(
-      value_types.List(value_types.TEXT),
-      'Ids of clients, separated by commas, that take no part in training. The'
-      ' final model is tested on them with averaged BN statistics, with'
-      ' statistics from their own unlabeled training data, and with a mixture'
-      ' of both',
-      default_text='none',
-  )
-  held_out_prior: Optional[float] = flag(
-      value_types.POSITIVE,
-      'Weight N of the averaged BN statistics in the mixture: a client with n'
-      ' training samples has n/(n+N) of its own statistics',
-      _PRIOR,
-      conditions=(
-          options.Condition(
-              'held_out_clients',
-              lambda flags: flags.held_out_clients is not None,
-              'has no effect without --held_out_clients',
-          ),
-      ),
-  )
 
   @classmethod
   def check(cls, flags: ParsedFlags) -> None:
@@ -54,11 +56,7 @@ class HeldOutFlags(flag_groups.Flags):
 
 
 def num_training_clients(flags: Any) -> Optional[int]:
-  """Returns the number of clients that train; None: the data decides it.
-
-  Args:
-    flags: All flags of the program, or the settings of a run.
-  """
+  """Returns the number of clients that train; None: the data decides it."""
   num_clients = splits.chosen_num_clients(flags)
   if num_clients is None:
     return None

@@ -8,16 +8,9 @@ from tff_bn.catalog import value_types
 from tff_bn.catalog.options import OWN_NAME
 from tff_bn.catalog.options import Option
 from tff_bn.programs.cli import flag_groups
+from tff_bn.programs.cli import named_code
 from tff_bn.programs.runs import run_folder
 from tff_bn.training import run_entries
-
-# The flag by which the user trusts a run, and its explanation.
-TRUST_RUN = 'trust_run'
-EXPLANATION_OF_TRUST = (
-    'Runs code that the flags of the run name, such as'
-    " --model=my_models:build_model. The run may be somebody else's, so without"
-    ' this flag only code of this package is run'
-)
 
 _SEED = Option(
     'seed',
@@ -95,7 +88,12 @@ _EVALUATION = (
         ' folder in the runs/ of a comparison',
         default_text='none, it must be given',
     ),
-    Option(TRUST_RUN, value_types.BOOLEAN, EXPLANATION_OF_TRUST, False),
+    Option(
+        named_code.TRUST_RUN,
+        value_types.BOOLEAN,
+        named_code.EXPLANATION_OF_TRUST,
+        False,
+    ),
     Option(
         'reestimate_statistics',
         value_types.BOOLEAN,

@@ -13,9 +13,9 @@ from typing import Any, Optional
 from tff_bn.catalog import options
 from tff_bn.catalog import parts
 from tff_bn.catalog import value_types
+from tff_bn.catalog.options import Option
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli import parsers
-from tff_bn.programs.cli.flag_groups import flag
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 
 # More than the workers and the cores of any cluster.
@@ -34,81 +34,101 @@ def _check_device(name: str) -> None:
     raise ValueError('must be a device such as CPU:0 or GPU:1.')
 
 
-def _ray_flag(
-    *arguments: Any, argument: str = options.OWN_NAME, **more: Any
-) -> Any:
-  """Declares an argument of `tff_bn.runtime.ray_runtime`."""
-  return flag(
-      *arguments,
-      **more,
+def _ray_option(
+    name: str,
+    values: value_types.ValueType,
+    description: str,
+    default: Any = None,
+    default_text: Optional[str] = None,
+    *,
+    argument: str = options.OWN_NAME,
+) -> Option:
+  """Returns the option of an argument of `tff_bn.runtime.ray_runtime`."""
+  return Option(
+      name,
+      values,
+      description,
+      default,
+      default_text,
+      argument,
       conditions=(options.only_for('runtime', 'ray'),),
-      argument=argument,
   )
+
+
+_OPTIONS = (
+    Option(
+        'runtime',
+        value_types.Choice(RUNTIMES),
+        'What runs the federated computations:\n' + parts.listing(RUNTIMES),
+        'in_process',
+    ),
+    Option(
+        'client_devices',
+        value_types.List(value_types.CheckedText(_check_device)),
+        'TensorFlow devices on which clients are computed, separated by commas,'
+        ' such as GPU:0,GPU:1. Only with --runtime=in_process',
+        default_text='all GPUs, or the CPU if there is none',
+        conditions=(
+            options.Condition(
+                'runtime',
+                lambda flags: flags.runtime == 'in_process',
+                'is only for --runtime=in_process: workers choose their own'
+                ' devices',
+            ),
+        ),
+    ),
+    _ray_option(
+        'ray_address',
+        value_types.TEXT,
+        'The Ray cluster. auto or HOST:PORT: a cluster to which this machine'
+        ' belongs; local: a cluster of this machine alone, which ends with the'
+        ' program. This and the following flags are only for --runtime=ray',
+        'local',
+        argument='address',
+    ),
+    _ray_option(
+        'num_workers',
+        _COUNT,
+        'Number of processes that compute clients',
+        default_text='as many as the cluster has room for, also when machines'
+        ' join',
+    ),
+    _ray_option(
+        'cpus_per_worker',
+        _COUNT,
+        'Number of cores that Ray reserves for a worker',
+        default_text="1 with a GPU, else an operation's, at most half of this"
+        " machine's",
+    ),
+    _ray_option(
+        'gpus_per_worker',
+        value_types.SHARE,
+        'Number of GPUs that Ray reserves for a worker; with 0.5 two workers'
+        ' share one',
+        default_text='1 if the cluster has GPUs, else 0',
+    ),
+    _ray_option(
+        'client_timeout',
+        _SECONDS,
+        'Seconds after which a client is given to a second worker too; the'
+        ' first result is used',
+        default_text='none',
+    ),
+    _ray_option(
+        'worker_timeout',
+        _SECONDS,
+        'Seconds without any worker after which the program ends; the same'
+        ' command continues from the last checkpoint',
+        300.0,
+    ),
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class RuntimeFlags(flag_groups.Flags):
+class RuntimeFlags(flag_groups.base_class(*_OPTIONS)):  # type: ignore[misc]
   """The runtime, and the devices or machines that it uses."""
 
   TITLE = 'Runtime'
-
-  runtime: str = flag(
-      value_types.Choice(RUNTIMES),
-      'What runs the federated computations:\n' + parts.listing(RUNTIMES),
-      'in_process',
-  )
-  client_devices: Optional[tuple[str, ...]] = flag(
-      value_types.List(value_types.CheckedText(_check_device)),
-      'TensorFlow devices on which clients are computed, separated by commas,'
-      ' such as GPU:0,GPU:1. Only with --runtime=in_process',
-      default_text='all GPUs, or the CPU if there is none',
-      conditions=(
-          options.Condition(
-              'runtime',
-              lambda flags: flags.runtime == 'in_process',
-              'is only for --runtime=in_process: workers choose their own'
-              ' devices',
-          ),
-      ),
-  )
-  ray_address: Optional[str] = _ray_flag(
-      value_types.TEXT,
-      'The Ray cluster. auto or HOST:PORT: a cluster to which this machine'
-      ' belongs; local: a cluster of this machine alone, which ends with the'
-      ' program. This and the following flags are only for --runtime=ray',
-      'local',
-      argument='address',
-  )
-  num_workers: Optional[int] = _ray_flag(
-      _COUNT,
-      'Number of processes that compute clients',
-      default_text='as many as the cluster has room for, also when machines'
-      ' join',
-  )
-  cpus_per_worker: Optional[int] = _ray_flag(
-      _COUNT,
-      'Number of cores that Ray reserves for a worker',
-      default_text="1 with a GPU, else an operation's, at most half of this"
-      " machine's",
-  )
-  gpus_per_worker: Optional[float] = _ray_flag(
-      value_types.SHARE,
-      'Number of GPUs that Ray reserves for a worker; with 0.5 two workers'
-      ' share one',
-      default_text='1 if the cluster has GPUs, else 0',
-  )
-  client_timeout: Optional[float] = _ray_flag(
-      _SECONDS,
-      'Seconds after which a client is given to a second worker too; the first'
-      ' result is used',
-      default_text='none',
-  )
-  worker_timeout: Optional[float] = _ray_flag(
-      _SECONDS,
-      'Seconds without any worker after which the program ends; the same'
-      ' command continues from the last checkpoint',
-      300.0,
-  )
 
   @classmethod
   def check(cls, flags: ParsedFlags) -> None:
@@ -125,9 +145,6 @@ class RuntimeFlags(flag_groups.Flags):
   @contextlib.contextmanager
   def enter(self) -> Iterator[None]:
     """Runs TFF computations in this runtime for a `with` block.
-
-    Yields:
-      Nothing.
 
     Raises:
       ValueError: If there is no such device or cluster, or a worker can't be

@@ -1,10 +1,11 @@
-"""The flags of the rounds and of the clients' training."""
+"""The flags of the rounds, the clients' training and the server's optimizer."""
 
 from collections.abc import Callable
 import dataclasses
 from typing import TYPE_CHECKING, Any, Optional
 
 from tff_bn.catalog import local_training
+from tff_bn.catalog import server
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 # The positions of the samples of a client's round take 8 bytes each.
 _MAX_SAMPLES = 10**7
+# Reddi et al. 2021 (FedOpt) recommend this adaptivity.
+_SERVER_EPSILON = 1e-3
 # Pairs (first round, factor of the learning rate), rounds increasing.
 Schedule = tuple[tuple[int, float], ...]
 
@@ -53,11 +56,7 @@ class TrainingFlags(flag_groups.base_class(*local_training.OPTIONS)):  # type: i
   ) -> 'Optional[Callable[[tf.Tensor], tf.Tensor]]':
     """Builds the clients' learning rate as a function of finished rounds.
 
-    Args:
-      *more: Further factors of the learning rate.
-
-    Returns:
-      The function; None if the learning rate is constant.
+    `more` are further factors. Returns None if the learning rate is constant.
     """
     import tensorflow as tf
 
@@ -82,3 +81,30 @@ class TrainingFlags(flag_groups.base_class(*local_training.OPTIONS)):  # type: i
       return rate
 
     return learning_rate
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerFlags(flag_groups.base_class(*server.OPTIONS)):  # type: ignore[misc]
+  """The server's optimizer."""
+
+  TITLE = 'Server'
+
+  def build_server_optimizer(
+      self,
+  ) -> 'Optional[tff.learning.optimizers.Optimizer]':
+    """Builds the optimizer; None if the algorithm has none."""
+    import tensorflow_federated as tff
+
+    rate = self.server_learning_rate
+    match self.server_optimizer:
+      case None:
+        return None
+      case 'sgd':
+        return tff.learning.optimizers.build_sgdm(rate)
+      case 'sgdm':
+        return tff.learning.optimizers.build_sgdm(rate, self.server_momentum)
+      case 'adam':
+        return tff.learning.optimizers.build_adam(rate, epsilon=_SERVER_EPSILON)
+      case 'yogi':
+        return tff.learning.optimizers.build_yogi(rate, epsilon=_SERVER_EPSILON)
+    raise ValueError(f'server_optimizer={self.server_optimizer} is unknown.')

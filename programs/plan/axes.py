@@ -39,6 +39,10 @@ class Axis:
   name: str
   points: tuple[Point, ...]
 
+  def __str__(self) -> str:
+    """Returns the axis of a swept flag as the value of `--sweep`."""
+    return f'{self.name}={",".join(point.label for point in self.points)}'
+
   @property
   def flags(self) -> tuple[str, ...]:
     """The names of the flags that some point sets, in order."""
@@ -62,11 +66,7 @@ class Cell:
 def product(axes: Sequence[Axis]) -> list[Cell]:
   """Returns all combinations of points; the last axis varies fastest.
 
-  Args:
-    axes: The axes.
-
-  Returns:
-    The combinations. If two axes set the same flag, the later one counts.
+  If two axes set the same flag, the later one counts.
   """
   cells = []
   for points in itertools.product(*(axis.points for axis in axes)):
@@ -79,14 +79,7 @@ def product(axes: Sequence[Axis]) -> list[Cell]:
 
 
 def describe(labels: Mapping[str, str]) -> str:
-  """Returns labels as one text, such as `fedavg, gamma=0.5`.
-
-  Args:
-    labels: The labels by the names of what is varied.
-
-  Returns:
-    The text, with the algorithm first.
-  """
+  """Returns labels as one text, such as `fedavg, gamma=0.5`."""
   names = sorted(labels, key=lambda name: name != ALGORITHM)
   return ', '.join(
       labels[name] if name == ALGORITHM else f'{name}={labels[name]}'

@@ -44,9 +44,8 @@ class Run:
 class Comparison:
   """The runs of a comparison.
 
-  Attributes:
-    axes: What it varies, besides the seed.
-    runs: A run for each seed and each combination of the axes' points.
+  There is one for each seed and each combination of the points of the axes,
+  which are what it varies besides the seed.
   """
 
   axes: tuple[axes_lib.Axis, ...]
@@ -62,11 +61,7 @@ class Comparison:
   def further_flags(self, run: Run) -> dict[str, str]:
     """Returns flags that differ between runs, but are not axes themselves.
 
-    Args:
-      run: The run.
-
-    Returns:
-      The flags' texts by name; empty for a flag without effect.
+    The text of a flag without effect on this run is empty.
     """
     texts = run.settings.to_flags()
     return {name: texts.get(name, '') for name in self._further_names}
@@ -97,18 +92,9 @@ def plan(
 ) -> Comparison:
   """Computes the runs of a comparison, and checks all of them.
 
-  A run leaves out the flags that have no effect on it. Each flag must have an
-  effect on at least one run.
-
-  Args:
-    flags: The flags of `tff-bn-compare`.
-    axes: What is varied; one of the axes sets `algorithm`.
-    seeds: The seeds.
-    cells: The combinations of the axes' points that are run. Default: all.
-
-  Returns:
-    The comparison. The runs with the first seed come first; the last axis
-    varies fastest.
+  A run leaves out the flags that have no effect on it. One of the axes must set
+  `algorithm`. By default, all combinations of their points (cells) are run. The
+  runs with the first seed come first; the last axis varies fastest.
 
   Raises:
     ValueError: If the flags of a combination contradict one another, or a flag
@@ -204,12 +190,8 @@ def _digest(text: str) -> str:
 def flag_texts(comparison: Comparison) -> dict[str, str]:
   """Returns the common flags of all runs, for `flags.txt`.
 
-  Args:
-    comparison: The comparison.
-
-  Returns:
-    The texts by name, without the seed and what the axes vary. A flag without
-    effect on some of the runs is common to the others.
+  They lack the seed and what the axes vary. A flag without effect on some of
+  the runs is common to the others.
   """
   found: dict[str, set[str]] = {}
   for run in comparison.runs:
@@ -228,13 +210,8 @@ def grown_flags(
 ) -> Collection[str]:
   """Returns the flags that may differ when a comparison is extended.
 
-  Args:
-    previous: The flags of a comparison.
-    flags: The flags of a new one.
-
-  Returns:
-    The names of the flags by which the new comparison has all runs of the
-    previous one and more, or the same ones with more rounds.
+  With other values of them, the new comparison has all runs of the previous
+  one and more, or the same ones with more rounds.
   """
   names = set(run_folder.grown_rounds(previous, flags))
   extended = {

@@ -17,6 +17,7 @@ from tff_bn.catalog import models
 from tff_bn.catalog import rules
 from tff_bn.data import splits
 from tff_bn.programs.cli import flag_groups
+from tff_bn.programs.cli import named_code
 from tff_bn.programs.cli import parsers
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 from tff_bn.programs.flags import algorithm_flags
@@ -25,7 +26,6 @@ from tff_bn.programs.flags import held_out_flags
 from tff_bn.programs.flags import model_flags
 from tff_bn.programs.flags import robustness_flags
 from tff_bn.programs.flags import run_flags
-from tff_bn.programs.flags import server_flags
 from tff_bn.programs.flags import training_flags
 
 _Group = TypeVar('_Group', bound=flag_groups.Flags)
@@ -35,7 +35,7 @@ _Group = TypeVar('_Group', bound=flag_groups.Flags)
 @dataclasses.dataclass(frozen=True)
 class RunSettings(
     run_flags.RunFlags,
-    server_flags.ServerFlags,
+    training_flags.ServerFlags,
     training_flags.TrainingFlags,
     model_flags.ModelFlags,
     held_out_flags.HeldOutFlags,
@@ -70,7 +70,7 @@ def define_shared_flags(
       held_out_flags.HeldOutFlags.define(values),
       model_flags.ModelFlags.define(values),
       training_flags.TrainingFlags.define(values),
-      server_flags.ServerFlags.define(values),
+      training_flags.ServerFlags.define(values),
       robustness_flags.RobustnessFlags.define(values),
   )
 
@@ -87,16 +87,10 @@ def _selector(flags: ParsedFlags) -> str:
 
 
 def check(flags: ParsedFlags) -> None:
-  """Checks flags against one another.
+  """Checks the flags of a program against one another.
 
-  A flag that another one makes meaningless is an error, unless that other one
-  overrules it: the command line overrules a flagfile.
-
-  Args:
-    flags: The flags of `tff-bn-train` or `tff-bn-compare`.
-
-  Raises:
-    ValueError: If flags contradict one another.
+  A flag that another one makes meaningless is a ValueError, unless that other
+  one overrules it: the command line overrules a flagfile.
   """
   try:
     _check(flags)
@@ -111,7 +105,7 @@ def _check(flags: ParsedFlags) -> None:
   for group in (
       data_flags.DataFlags,
       held_out_flags.HeldOutFlags,
-      server_flags.ServerFlags,
+      training_flags.ServerFlags,
       model_flags.ModelFlags,
   ):
     group.check(flags)
@@ -159,6 +153,14 @@ def has_client_models(settings: RunSettings) -> bool:
   """Whether the clients of a run have own models."""
   algorithm = algorithms_lib.find(settings.algorithm)
   return algorithms_lib.CLIENT_MODELS in _understood(settings, algorithm)
+
+
+def trust_flag(settings: RunSettings) -> str:
+  """Returns what the commands that read a run need: ` --trust_run`, or ''."""
+  types = {name: option.values for name, option in settings.specs().items()}
+  if named_code.find(dataclasses.asdict(settings), types) is None:
+    return ''
+  return f' --{named_code.TRUST_RUN}'
 
 
 def _understood(
@@ -256,16 +258,8 @@ def _check_robustness(
 def resolve(flags: ParsedFlags, algorithm: str, seed: int) -> RunSettings:
   """Computes the settings of a run, with the defaults that depend on flags.
 
-  Args:
-    flags: The flags of `tff-bn-train` or `tff-bn-compare`, checked.
-    algorithm: The run's algorithm.
-    seed: The run's seed.
-
-  Returns:
-    The settings of this run.
-
-  Raises:
-    ValueError: If `flags.txt` could not hold the value of a flag.
+  The flags are checked. A ValueError says that `flags.txt` could not hold the
+  value of one.
   """
   settings = _resolve(flags, algorithms_lib.find(algorithm), seed)
   _check_lines(settings)

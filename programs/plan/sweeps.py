@@ -52,10 +52,10 @@ class SweepParser(value_types.ValueType):
       points.append(axes.Point(label, {name: label}))
     return axes.Axis(name, tuple(points))
 
-
-def to_text(axis: axes.Axis) -> str:
-  """Writes a swept axis as the value of `--sweep`."""
-  return f'{axis.name}={",".join(point.label for point in axis.points)}'
+  def names_code(self, value: axes.Axis) -> bool:
+    """See `ValueType.names_code`."""
+    values = settings_lib.RunSettings.specs()[value.name].values
+    return any(values.names_code(point.label) for point in value.points)
 
 
 def define_flags(values: absl_flags.FlagValues) -> flag_groups.FlagGroup:
@@ -85,13 +85,7 @@ def define_flags(values: absl_flags.FlagValues) -> flag_groups.FlagGroup:
 
 
 def swept_axes(flags: ParsedFlags) -> list[axes.Axis]:
-  """Returns the axes of `--sweep`.
-
-  Args:
-    flags: The program's flags.
-
-  Returns:
-    The axes, in the order of the flags.
+  """Returns the axes of `--sweep`, in the order of the flags.
 
   Raises:
     ValueError: If a flag is swept twice, or also given with one value.
@@ -107,7 +101,7 @@ def swept_axes(flags: ParsedFlags) -> list[axes.Axis]:
         SWEEP
     ):
       raise ValueError(
-          f'{flags.text(axis.name)} and --{SWEEP}={to_text(axis)} exclude each'
+          f'{flags.text(axis.name)} and --{SWEEP}={axis} exclude each'
           ' other: give one of them.'
       )
   return list(flags.sweep)
@@ -126,14 +120,7 @@ def algorithm_axis(flags: ParsedFlags) -> axes.Axis:
 
 
 def check_jobs(flags: ParsedFlags) -> None:
-  """Checks that several runs can be trained at the same time.
-
-  Args:
-    flags: The program's flags.
-
-  Raises:
-    ValueError: If the runtime trains one run at a time.
-  """
+  """Raises a `ValueError` if `--jobs` needs a runtime that trains one run."""
   if flags.jobs > 1 and flags.runtime == 'ray':
     raise ValueError(
         f'--jobs={flags.jobs} is impossible with --runtime=ray, whose workers'
@@ -145,16 +132,11 @@ def check_jobs(flags: ParsedFlags) -> None:
 def texts(flags: ParsedFlags) -> dict[str, str]:
   """Returns the flags that say what a comparison varies, for `flags.txt`.
 
-  Args:
-    flags: The program's flags.
-
-  Returns:
-    The texts by name. The text of `--sweep` has a line for each time that it
-    is given.
+  The text of `--sweep` has a line for each time that it is given.
   """
   varied = {
       name: parsers.to_text(getattr(flags, name)) for name in _PLURALS.values()
   }
   if flags.sweep:
-    varied[SWEEP] = '\n'.join(map(to_text, flags.sweep))
+    varied[SWEEP] = '\n'.join(map(str, flags.sweep))
   return varied

@@ -6,9 +6,9 @@ import types
 
 from absl import flags as absl_flags
 
-from tff_bn.catalog import algorithms
 from tff_bn.common import spelling
 from tff_bn.programs.cli import command_line
+from tff_bn.programs.cli import named_code
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 from tff_bn.programs.cli.parsed_flags import Source
 from tff_bn.programs.flags import algorithm_flags
@@ -19,16 +19,10 @@ from tff_bn.training import finished
 
 
 def check(folder: pathlib.Path) -> dict[str, str]:
-  """Checks that a folder holds a finished run, or a comparison.
-
-  Args:
-    folder: The folder that `--run` names.
-
-  Returns:
-    The texts of its flags by name.
+  """Returns the texts of the flags of a finished run, or of a comparison.
 
   Raises:
-    ValueError: If it holds no run, or one that is not finished.
+    ValueError: If the folder holds no run, or one that is not finished.
   """
   run_folder.check_entries(folder)
   if not (folder / run_folder.FLAGS_FILE).exists():
@@ -71,14 +65,8 @@ def read_settings(
 ) -> settings_lib.RunSettings:
   """Reads the settings of a finished run.
 
-  Args:
-    folder: The run's folder.
-    overruling: The texts of flags that replace flags of the run, by name.
-    without: The names of flags of the run that are left out.
-    is_trusted: Whether the run may name code that is not part of this package.
-
-  Returns:
-    The settings.
+  The texts in `overruling` replace flags of the run, and flags in `without` are
+  left out. Only a trusted run may name code that is not part of this package.
 
   Raises:
     ValueError: If the flags were changed, or contradict one another.
@@ -109,7 +97,7 @@ def read_settings(
           {name: getattr(flags, name) for name in texts},
           values,
           lambda flag: f'{path}: ',
-          f'add --{run_flags.TRUST_RUN}',
+          f'add --{named_code.TRUST_RUN}',
       )
     settings_lib.check(flags)
     return settings_lib.resolve(flags, flags.algorithm, flags.seed)
@@ -119,46 +107,3 @@ def read_settings(
     else:
       text = f'{path}: {error}'
     raise ValueError(text) from error
-
-
-def runs_of(
-    folder: pathlib.Path, texts: Mapping[str, str]
-) -> dict[pathlib.Path, str]:
-  """Returns the runs of a comparison without sweeps.
-
-  Args:
-    folder: The comparison's folder.
-    texts: The texts of its flags by name.
-
-  Returns:
-    The algorithm of each run by the run's folder.
-
-  Raises:
-    ValueError: If a run is not finished, or these are not all runs that the
-      folder holds.
-  """
-  path = folder / run_folder.FLAGS_FILE
-  if 'algorithms' not in texts:
-    raise ValueError(
-        f'{path} has no --algorithms, so the runs of the comparison are not'
-        f' known; choose one of the runs in {folder / run_folder.RUNS}.'
-    )
-  labels = algorithms.labels(texts['algorithms'].split(','))
-  runs = {
-      folder / run_folder.RUNS / f'{label}-seed{seed}': algorithm
-      for algorithm, label in labels.items()
-      for seed in texts['seeds'].split(',')
-  }
-  for run in runs:
-    try:
-      check(run)
-    except ValueError as error:
-      raise ValueError(f'{error} {path} names this run.') from error
-  # With a changed file, means would be over other runs.
-  for run in sorted((folder / run_folder.RUNS).iterdir()):
-    if run not in runs and (run / run_folder.FLAGS_FILE).exists():
-      raise ValueError(
-          f'{path} does not name the run {run}; the command of the comparison'
-          ' names all of them. Or choose single runs.'
-      )
-  return runs

@@ -47,13 +47,9 @@ _CAUSES = (
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """A run that is to be trained.
+  """A run that is to be trained in a folder with its `flags.txt`.
 
-  Attributes:
-    settings: The run's settings.
-    folder: The run's folder, with its `flags.txt`.
-    title: Its name in messages.
-    is_finished: Whether it is trained already.
+  `title` is its name in messages.
   """
 
   settings: settings_lib.RunSettings
@@ -64,16 +60,9 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """A run that is ready to start.
+  """A run that is ready to start: `model` has its initial weights.
 
-  Attributes:
-    settings: The run's settings.
-    folder: The run's folder.
-    data: The clients' data.
-    model: The model with its initial weights.
-    process: The algorithm's process.
-    build_seconds: How long it took to build all this.
-    held_out: The data of the clients that are tested after the training.
+  `held_out` is the data of the clients that are tested after the training.
   """
 
   settings: settings_lib.RunSettings
@@ -88,11 +77,7 @@ class Job:
 class _Split(NamedTuple):
   """The data of some runs, and the models that were built for it.
 
-  Attributes:
-    recipe: What made the data.
-    data: The data.
-    held_out: The data of the clients that take no part in training.
-    models: For each kind of BN layers, the flags of the model and the model.
+  `models` has the model, and its flags, for each kind of BN layers.
   """
 
   recipe: run_data.DataRecipe
@@ -122,18 +107,7 @@ class Builder:
   def build(
       self, settings: settings_lib.RunSettings, folder: pathlib.Path
   ) -> Job:
-    """Builds a run.
-
-    Args:
-      settings: The run's settings.
-      folder: The run's folder.
-
-    Returns:
-      The run.
-
-    Raises:
-      ValueError: If the data, the model or the process can't be built.
-    """
+    """Builds a run; a ValueError says what can't be built."""
     start = time.monotonic()
     split = self._split_of(settings)
     flags = settings.part(model_flags.ModelFlags)
@@ -177,15 +151,9 @@ def check(builder: Builder, tasks: Iterable[Task]) -> None:
   """Finds mistakes in all runs before the first one starts.
 
   This builds the data of each run, then the models, then the processes, which
-  take much longer. Runs that differ only in the seed, or only in the split over
-  the same number of clients, have the same process, which is built once.
-
-  Args:
-    builder: Builds the runs.
-    tasks: The runs; finished ones are skipped.
-
-  Raises:
-    ValueError: If the data, a model or a process can't be built.
+  take much longer; a ValueError says what can't be built. Runs that differ only
+  in the seed, or only in the split over the same number of clients, have the
+  same process, which is built once.
   """
   progress.say('Checking all runs before the first one starts …')
   by_dataset: dict[tuple[Any, ...], list[Task]] = {}
@@ -208,12 +176,7 @@ def check(builder: Builder, tasks: Iterable[Task]) -> None:
 def _check_data(builder: Builder, tasks: Sequence[Task]) -> list[Task]:
   """Checks the data of runs with the same dataset.
 
-  Args:
-    builder: Builds the data.
-    tasks: The runs.
-
-  Returns:
-    For each of the processes, the first of the runs that needs it.
+  Returns, for each of the processes, the first of the runs that needs it.
   """
   processes: dict[tuple[Any, ...], Task] = {}
   for task in tasks:
@@ -251,13 +214,7 @@ def describe_data(
 ) -> str:
   """Describes the data and its split in a few words, for titles.
 
-  Args:
-    settings: The settings of a run.
-    data: Its data.
-    varied: Names of flags that have other values in other runs.
-
-  Returns:
-    The words, without what the flags vary.
+  Flags with other values in other runs (`varied`) are left out.
   """
   num_clients = len(data.client_ids)
   words = {
@@ -278,11 +235,6 @@ def train(
   """Trains, or continues to train, runs one after another.
 
   Call it inside of a runtime, see `runtime_flags.RuntimeFlags.enter`.
-
-  Args:
-    builder: Builds the runs.
-    tasks: The runs; finished ones are skipped.
-    metrics_hook: See `tff_bn.training.train`.
 
   Returns:
     The runs that failed; a failure does not stop the other runs.
@@ -327,10 +279,6 @@ def train_one(
   """Trains a run, or continues it, and records how long that took.
 
   Then it tests the clients that the run holds out.
-
-  Args:
-    job: The run.
-    metrics_hook: See `tff_bn.training.train`.
 
   Raises:
     MetricsHookError: If the metrics hook fails.
@@ -377,11 +325,7 @@ def _train(
 
 
 def warn_of_small_clients(job: Job) -> None:
-  """Warns if batches are larger than the training data of clients.
-
-  Args:
-    job: The run.
-  """
+  """Warns if batches are larger than the training data of clients."""
   settings = job.settings
   sizes = sorted(map(len, job.data.train_indices.values()))
   if algorithms.find(settings.algorithm).trains_on_union:
@@ -402,11 +346,7 @@ def warn_of_small_clients(job: Job) -> None:
 
 
 def warn_of_no_memory(settings: settings_lib.RunSettings) -> None:
-  """Warns if the moving statistics keep nothing of earlier batches.
-
-  Args:
-    settings: The run's settings.
-  """
+  """Warns if the moving statistics keep nothing of earlier batches."""
   if settings.batch_norm_momentum == 0:
     logging.warning(
         '--batch_norm_momentum=0 keeps nothing of earlier batches: the moving'
@@ -416,11 +356,7 @@ def warn_of_no_memory(settings: settings_lib.RunSettings) -> None:
 
 
 def warn_of_kept_statistics(job: Job) -> None:
-  """Warns if the moving statistics stay close to their initial values.
-
-  Args:
-    job: The run.
-  """
+  """Warns if the moving statistics stay close to their initial values."""
   kept = kept_statistics.find(
       job.process,
       job.model,

@@ -18,15 +18,9 @@ def choose(
 ) -> pathlib.Path:
   """Returns the folder for a program's files, and creates nothing.
 
-  Args:
-    flags: The program's flags.
-    texts: The texts of the flags that define the run, by name.
-    grown: See `run_folder.check`.
-
-  Returns:
-    `--output_dir` if it is given. Otherwise, of the default folder and the
-    folders `DEFAULT-2`, `DEFAULT-3`, …, the first one with a run that these
-    flags continue, or else the first one that is free.
+  This is `--output_dir` if it is given. Otherwise, of the default folder and
+  the folders `DEFAULT-2`, `DEFAULT-3`, …, it is the first one with a run that
+  flags with these texts continue, or else the first one that is free.
   """
   first = pathlib.Path(flags.output_dir).expanduser()
   if flags.is_given('output_dir'):

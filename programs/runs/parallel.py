@@ -27,12 +27,7 @@ _WAKE_UP_SECONDS = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class _Child:
-  """A process that trains a run.
-
-  Attributes:
-    task: The run.
-    process: The process.
-  """
+  """A process that trains a run."""
 
   task: jobs.Task
   process: subprocess.Popen[str]

@@ -1,4 +1,4 @@
-"""Builds the data, the model and the process of a run from its settings.
+"""Builds the model and the process of a run from its settings.
 
 Importing this module imports TensorFlow Federated, so programs do it after they
 have checked their flags.
@@ -29,7 +29,6 @@ from tff_bn.processes import stateful_process
 from tff_bn.programs.flags import algorithm_flags
 from tff_bn.programs.flags import held_out_flags
 from tff_bn.programs.flags import run_flags
-from tff_bn.programs.flags import server_flags
 from tff_bn.programs.flags import training_flags
 from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.runs import run_data
@@ -55,12 +54,7 @@ def build_model(
 ) -> BatchNormModel:
   """Builds the model, whose initial weights depend on `--seed` alone.
 
-  Args:
-    settings: The run's settings.
-    data: The clients' data.
-
-  Returns:
-    The model, for cross-entropy of logits and integer labels.
+  Its loss is the cross-entropy of logits and integer labels.
 
   Raises:
     ValueError: If the algorithm needs other BN layers, and the model's layers
@@ -115,20 +109,13 @@ def _converted(
 def load_models(
     settings: settings_lib.RunSettings, folder: pathlib.Path
 ) -> tuple[saved_models.SavedModels, BatchNormModel]:
-  """Opens the models of a finished run.
+  """Opens the models of a finished run; a ValueError names a damaged file.
 
   The run may be somebody else's, so only arrays are read: the model is built
   from the settings.
 
-  Args:
-    settings: The run's settings.
-    folder: The run's folder.
-
   Returns:
     The saved weights, whose checksums are right, and the model.
-
-  Raises:
-    ValueError: If a file is damaged or missing.
   """
   saved = saved_models.SavedModels(folder / run_folder.MODEL)
   saved.check()
@@ -150,16 +137,9 @@ def client_weights(
 ) -> ModelWeights:
   """Returns the weights of the model that a client uses after a run.
 
-  Args:
-    settings: The run's settings.
-    saved: The run's models.
-    model: The model.
-    client_id: The client.
-    client_number: Its position among all clients.
-
-  Returns:
-    The client's own weights. For a client that took no part in a round: the
-    global model's weights, with the client's personal phases.
+  For a client that took no part in a round, these are the weights of the global
+  model, with the client's personal phases. The phases depend on the client's
+  position among all clients, `client_number`.
   """
   if client_id in saved.client_ids:
     return saved.weights(model, client_id)
@@ -176,15 +156,9 @@ def client_weights(
 def build_process(
     settings: settings_lib.RunSettings, model: BatchNormModel, num_clients: int
 ) -> stateful_process.Process:
-  """Builds the algorithm's process.
+  """Builds the algorithm's process, for this number of all clients.
 
-  Args:
-    settings: The run's settings.
-    model: The model.
-    num_clients: The number of all clients.
-
-  Returns:
-    The process; clients keep a state if it is a `StatefulLearningProcess`.
+  Clients keep a state if it is a `StatefulLearningProcess`.
 
   Raises:
     ValueError: If the algorithm can't train this model.
@@ -199,7 +173,7 @@ def build_process(
   arguments = {
       **_local_training_arguments(settings, algorithm),
       **settings.arguments(
-          algorithm_flags.AlgorithmFlags, server_flags.ServerFlags
+          algorithm_flags.AlgorithmFlags, training_flags.ServerFlags
       ),
       **{name: value for name, value in choices.items() if value is not None},
   }
@@ -245,14 +219,8 @@ def build_local_training(
   """Builds the clients' local training of a run, without any averaging.
 
   What the algorithm itself adds to it, such as a correction of the clients'
-  drift, is left out, and so are random permutations of units.
-
-  Args:
-    settings: The run's settings.
-    model: The model.
-
-  Returns:
-    The process, see `tff_bn.algorithms.build_single`.
+  drift, is left out, and so are random permutations of units. See
+  `tff_bn.algorithms.build_single`.
   """
   settings = settings.replaced(
       client_weighting=None, shuffle_times=None, shuffle_probability=None
@@ -303,9 +271,7 @@ def training_config(
 def divide_cores(runs: Sequence[settings_lib.RunSettings]) -> None:
   """Divides the cores among the clients of a round, if TensorFlow is unused.
 
-  Args:
-    runs: The settings of all runs of the program. Training on the union of the
-      clients' data counts as one client.
+  Training on the union of the clients' data counts as one client.
   """
   numbers = [
       1 if algorithms_lib.find(run.algorithm).trains_on_union

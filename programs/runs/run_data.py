@@ -14,12 +14,7 @@ from tff_bn.programs.plan import settings as settings_lib
 
 
 class SplitData(NamedTuple):
-  """The data of a run.
-
-  Attributes:
-    training: The data of the clients that take part in training.
-    held_out: The data of the clients that do not; None: there are none.
-  """
+  """The data of the clients that train, and of those that are held out."""
 
   training: tff_bn_data.FederatedData
   held_out: Optional[tff_bn_data.FederatedData]
@@ -29,13 +24,8 @@ class SplitData(NamedTuple):
 class DataRecipe:
   """Makes the data of a run, see `tff_bn.data.FederatedData.recipe`.
 
-  Attributes:
-    data: The flags of the dataset and its split.
-    seed: The run's seed.
-    clients_per_round: The number of clients of a round; None: all.
-    num_flipping: The number of clients whose labels are falsified.
-    augment: How images are augmented in training; None: not.
-    held_out_clients: The clients that take no part in training; None: none.
+  `num_flipping` is the number of clients whose labels are falsified. The other
+  attributes are flags.
   """
 
   data: data_flags.DataFlags

@@ -12,13 +12,11 @@ a folder holds another run.
 from collections.abc import Callable, Collection, Iterator, Mapping
 import contextlib
 import enum
-import itertools
 import os
 import pathlib
 import re
 import resource
 import shutil
-import tempfile
 
 from tff_bn.common import files
 from tff_bn.training import finished
@@ -64,7 +62,6 @@ RUN_ANALYSES = {
     'preference': ('preference', 'preference_units'),
     'fusion': ('fusion',),
 }
-_TABLES = ('csv', 'md')
 # How many flags an error names, and how much of their values.
 _MAX_NAMED_FLAGS = 4
 _MAX_VALUE_LENGTH = 40
@@ -76,26 +73,15 @@ _TEMPORARY = '.temporary'
 # The number of files that a program opens besides the claimed folders.
 _NUM_OTHER_FILES = 1000
 _CHECKPOINT_NAME = re.compile('round_([0-9]+)')
-# The files besides flags.txt and in folders, by the program that writes them.
+# All files besides flags.txt that the programs write, and their folders.
 # Nothing else is ever removed.
-_WRITTEN_BY = {
-    'the training': run_entries.FILES,
-    'tff-bn-train': (TIMING, HELD_OUT_CSV, REPORT),
-    'tff-bn-compare': (
-        *(RESULTS_CSV, RESULTS_MARKDOWN, HELD_OUT_CSV, HELD_OUT_MARKDOWN),
-        *(REPORT, EXPERIMENT_CSV, EXPERIMENT_MARKDOWN),
-    ),
-    'tff-bn-evaluate': (EVALUATION,),
-    'tff-bn-analyze': (
-        NORMALIZATION_ERROR_CSV,
-        NORMALIZATION_ERROR_BY_ROUND_CSV,
-        NORMALIZATION_ERROR_MARKDOWN,
-        *('fedbn_toy.csv', 'fedbn_toy.md'),
-        *(f'{name}.{ending}' for name in RUN_ANALYSES for ending in _TABLES),
-    ),
-}
-_FILES = tuple(
-    dict.fromkeys(itertools.chain.from_iterable(_WRITTEN_BY.values()))
+_FILES = (
+    *run_entries.FILES,
+    *(TIMING, HELD_OUT_CSV, HELD_OUT_MARKDOWN, REPORT, EVALUATION),
+    *(RESULTS_CSV, RESULTS_MARKDOWN, EXPERIMENT_CSV, EXPERIMENT_MARKDOWN),
+    *(NORMALIZATION_ERROR_CSV, NORMALIZATION_ERROR_BY_ROUND_CSV),
+    *(NORMALIZATION_ERROR_MARKDOWN, 'fedbn_toy.csv', 'fedbn_toy.md'),
+    *(f'{name}.{ending}' for name in RUN_ANALYSES for ending in ('csv', 'md')),
 )
 _FOLDERS = (*run_entries.FOLDERS, PLOTS, ANALYSES, EXPORTED)
 _ENTRIES = (*_FILES, *_FOLDERS)
@@ -111,9 +97,6 @@ class State(enum.StrEnum):
 
 def read_flags(folder: pathlib.Path) -> dict[str, str]:
   """Reads the flags of the run that a folder holds.
-
-  Args:
-    folder: The folder.
 
   Returns:
     The flags' texts by name. The text of a flag that is given several times has
@@ -137,9 +120,6 @@ def read_flags(folder: pathlib.Path) -> dict[str, str]:
 
 def check_flags(folder: pathlib.Path) -> None:
   """Checks that the flags of a run were not changed, if it has models.
-
-  Args:
-    folder: The folder of a run, or any other one.
 
   Raises:
     ValueError: See `read_flags`.
@@ -173,14 +153,7 @@ def _parse_flags(folder: pathlib.Path) -> dict[str, str]:
 
 
 def saved_round(folder: pathlib.Path) -> int:
-  """Returns the round after which a run would be continued; 0 if there is none.
-
-  Args:
-    folder: The run's folder.
-
-  Returns:
-    The round of the last checkpoint.
-  """
+  """Returns the round of the last checkpoint; 0 if there is none."""
   try:
     names = os.listdir(folder / run_entries.CHECKPOINTS)
   except OSError:
@@ -190,11 +163,7 @@ def saved_round(folder: pathlib.Path) -> int:
 
 
 def allow_claims(number: int) -> None:
-  """Raises the limit of open files: each locked folder needs one.
-
-  Args:
-    number: The number of folders. Each claim keeps one open.
-  """
+  """Raises the limit of open files: each locked folder needs one."""
   limit, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
   needed = number + _NUM_OTHER_FILES
   if limit < needed <= highest:
@@ -204,16 +173,9 @@ def allow_claims(number: int) -> None:
 def is_complete(folder: pathlib.Path, flags: Mapping[str, str]) -> bool:
   """Whether a folder holds a finished run that was not changed since.
 
-  Args:
-    folder: The folder.
-    flags: The flags of the run.
-
-  Returns:
-    Whether the run in the folder has these flags, all its metrics and models
-    are there, and the clients that it holds out are tested.
-
-  Raises:
-    OSError: If a file can't be read at present.
+  The run must have these flags, all its metrics and models must be there, and
+  the clients that it holds out must be tested. An OSError says that a file
+  can't be read at present.
   """
   return (
       (folder / FLAGS_FILE).exists()
@@ -228,23 +190,26 @@ def is_complete(folder: pathlib.Path, flags: Mapping[str, str]) -> bool:
 
 @contextlib.contextmanager
 def created(folder: pathlib.Path) -> Iterator[None]:
-  """Creates a folder if needed, for a `with` block that writes into it.
+  """Creates the folder that `--output_dir` names, for a `with` block.
 
-  Args:
-    folder: The folder that `--output_dir` names.
-
-  Yields:
-    Nothing. If the new folder is empty at the end, it is removed.
+  If the new folder is empty at the end, it is removed.
 
   Raises:
     ValueError: If the folder can't be created or written.
   """
-  check_writable(folder)
   missing = []
   existing = folder.absolute()
   while not os.path.lexists(existing):
     missing.append(existing)
     existing = existing.parent
+  if not existing.is_dir():
+    raise ValueError(
+        f'--output_dir={folder} is impossible: {existing} is not a folder.'
+    )
+  if not os.access(existing, os.W_OK | os.X_OK):
+    raise ValueError(
+        f'--output_dir={folder} is impossible: {existing} is not writable.'
+    )
   try:
     folder.mkdir(parents=True, exist_ok=True)
   except OSError as error:
@@ -261,13 +226,7 @@ def created(folder: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def claim(folder: pathlib.Path) -> Iterator[None]:
-  """Creates a folder if needed, and holds its lock for a `with` block.
-
-  Args:
-    folder: The folder that `--output_dir` names.
-
-  Yields:
-    Nothing. If the new folder is empty at the end, it is removed.
+  """Creates a folder as `created` does, and holds its lock for the block.
 
   Raises:
     ValueError: If the folder can't be created or written, or a run is in
@@ -279,17 +238,13 @@ def claim(folder: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def temporary_files_in(folder: pathlib.Path) -> Iterator[None]:
-  """Keeps this process's temporary files in a run's folder.
+  """Keeps this process's temporary files in a claimed folder for a block.
 
   TensorFlow writes some, which would stay in the system's folder if the program
   is killed. In a run's folder, the next program that writes there removes them.
-
-  Args:
-    folder: The folder, claimed.
-
-  Yields:
-    Nothing; at the end, the files are removed.
   """
+  import tempfile  # Imported late: programs import this module for --help.
+
   path = folder / _TEMPORARY
   _remove_entry(path)
   path.mkdir()
@@ -307,40 +262,10 @@ def temporary_files_in(folder: pathlib.Path) -> Iterator[None]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def check_writable(folder: pathlib.Path) -> None:
-  """Checks that a folder can be created and written, without writing.
-
-  Args:
-    folder: The folder that `--output_dir` names.
-
-  Raises:
-    ValueError: If it can't be created or written.
-  """
-  existing = folder.absolute()
-  while not os.path.lexists(existing):
-    existing = existing.parent
-  if not existing.is_dir():
-    raise ValueError(
-        f'--output_dir={folder} is impossible: {existing} is not a folder.'
-    )
-  if not os.access(existing, os.W_OK | os.X_OK):
-    raise ValueError(
-        f'--output_dir={folder} is impossible: {existing} is not writable.'
-    )
-
-
 def grown_rounds(
     previous: Mapping[str, str], flags: Mapping[str, str]
 ) -> Collection[str]:
-  """Returns `rounds` if a run is to be continued for more rounds.
-
-  Args:
-    previous: The flags of the run.
-    flags: Its new flags.
-
-  Returns:
-    The names of flags whose values may differ.
-  """
+  """Returns `rounds` if a run is to be continued for more rounds."""
   before, after = previous.get('rounds', ''), flags.get('rounds', '')
   if before.isdecimal() and after.isdecimal() and int(before) <= int(after):
     return ('rounds',)
@@ -356,14 +281,7 @@ def check(
 ) -> State:
   """Checks that a run with these flags may be written into a folder.
 
-  Writes nothing.
-
-  Args:
-    folder: The folder; claimed, if the caller writes into it.
-    flags: The texts of the flags that define the run, by name.
-    overwrite: Whether a run in the folder may be removed.
-    grown: Returns the names of the flags that may differ, given the flags of
-      the run that the folder holds and the new ones.
+  Writes nothing. If the caller writes into the folder, it has claimed it.
 
   Returns:
     How far the run is. With `overwrite`, it is new.
@@ -373,8 +291,9 @@ def check(
       or a run with other flags that may not be removed.
     OSError: If a file can't be read at present.
   """
-  check_runs(folder)
-  if not overwrite:  # Links are removed, and what they point to is kept.
+  if overwrite:  # Other links are removed, and what they point to is kept.
+    _check_runs(folder)
+  else:
     check_entries(folder)
   if not os.path.lexists(folder / FLAGS_FILE):
     strangers = [
@@ -400,27 +319,16 @@ def check(
 
 
 def check_entries(folder: pathlib.Path) -> None:
-  """Checks that the entries of a run, or of a comparison, are no links.
+  """Raises a `ValueError` if an entry of a run, or a comparison, is a link.
 
-  Args:
-    folder: The folder; it need not exist, and may be a link.
-
-  Raises:
-    ValueError: If an entry is a link, or a file in place of a folder.
+  The folder itself may be a link, and need not exist.
   """
   run_entries.check(folder, (FLAGS_FILE, *_FILES), _FOLDERS)
-  check_runs(folder)
+  _check_runs(folder)
 
 
-def check_runs(folder: pathlib.Path) -> None:
-  """Checks that the runs of a comparison are folders and no links.
-
-  Args:
-    folder: The comparison's folder; it need not exist.
-
-  Raises:
-    ValueError: If one is a link.
-  """
+def _check_runs(folder: pathlib.Path) -> None:
+  """Raises a `ValueError` if a run of a comparison is a link."""
   run_entries.check_folder(folder / RUNS)
   if (folder / RUNS).is_dir():
     for run in (folder / RUNS).iterdir():
@@ -434,13 +342,7 @@ def describe_differences(
 ) -> str:
   """Describes the flags that keep a run from being continued.
 
-  Args:
-    previous: The flags of the run that a folder holds.
-    flags: The flags of the new run.
-    grown: Returns the names of the flags that may differ, given both.
-
-  Returns:
-    Some of the flags with both values; empty if the run can be continued.
+  Returns some of the flags with both values; empty if the run can be continued.
   """
   may_differ = grown(previous, flags)
   names = [
@@ -478,16 +380,11 @@ def begin(
     *,
     overwrite: bool,
 ) -> None:
-  """Writes the flags of a run into its folder, after `check`.
+  """Writes the flags of a run into its claimed folder, after `check`.
 
-  If the run has grown, it is no longer finished. The training removes its
-  models when the next round begins.
-
-  Args:
-    folder: The folder, claimed.
-    program: The program's name, for the first line of the file.
-    flags: The texts of the flags that define the run, by name.
-    overwrite: Whether to remove a run that the folder holds.
+  The first line names the program. With `overwrite`, a run that the folder
+  holds is removed. If the run has grown, it is no longer finished; the training
+  removes its models when the next round begins.
   """
   if overwrite:
     remove(folder)
@@ -508,9 +405,7 @@ def begin(
 def undo_growth(folder: pathlib.Path) -> None:
   """Marks a run as finished again if it could not get more rounds.
 
-  Args:
-    folder: The folder, claimed. If its models are there, no later round has
-      begun.
+  If its models are there, no later round has begun.
   """
   trained = finished.saved_settings(folder)
   if trained is None:
@@ -529,10 +424,7 @@ def undo_growth(folder: pathlib.Path) -> None:
 
 
 def remove(folder: pathlib.Path) -> None:
-  """Removes the run that a folder holds, and nothing else.
-
-  Args:
-    folder: The folder, claimed.
+  """Removes the run that a claimed folder holds, and nothing else.
 
   Raises:
     ValueError: If a run of the comparison is in progress; then nothing is

@@ -14,14 +14,7 @@ _STATES = tuple(reversed(run_folder.State))
 
 @dataclasses.dataclass(frozen=True)
 class ListedRun:
-  """A run and its progress.
-
-  Attributes:
-    run: The run.
-    state: How far it is.
-    rounds: The number of rounds that are trained and saved.
-    seconds_per_round: The time of a round, if the run has measured it.
-  """
+  """A run, the number of its rounds that are saved, and the time of a round."""
 
   run: comparison_lib.Run
   state: run_folder.State
@@ -43,9 +36,6 @@ def look(
     run: The run.
     folder: Its folder, which need not exist.
     state: How far it is, see `run_folder.check`.
-
-  Returns:
-    The run in the list.
   """
   timing = run_timing.read(folder)
   rounds = {
@@ -57,15 +47,10 @@ def look(
 
 
 def remaining_seconds(runs: Sequence[ListedRun], jobs: int) -> float | None:
-  """Estimates how long the remaining rounds take.
+  """Estimates how long the remaining rounds take, with this many jobs.
 
-  Args:
-    runs: The runs.
-    jobs: The number of runs at a time.
-
-  Returns:
-    The seconds; None if no run has measured its time. A round takes the mean
-    time of the measured runs with the same algorithm, or of all.
+  A round takes the mean time of the measured runs with the same algorithm, or
+  of all. Returns None if no run has measured its time.
   """
   measured: dict[str, list[float]] = {}
   for listed in runs:
@@ -88,15 +73,7 @@ def remaining_seconds(runs: Sequence[ListedRun], jobs: int) -> float | None:
 
 
 def text(runs: Sequence[ListedRun], jobs: int) -> str:
-  """Returns the list as text.
-
-  Args:
-    runs: The runs that are trained.
-    jobs: The number of runs at a time.
-
-  Returns:
-    A line for each run, the number of runs, and the estimate.
-  """
+  """Returns a line for each run, the number of runs, and the estimate."""
   lines = []
   for listed in runs:
     line = f'{listed.state:8}  {listed.run.title}'

@@ -63,14 +63,7 @@ def end_with_parent() -> None:
 
 
 def main(flags: command_line.ParsedFlags) -> None:
-  """Trains the run.
-
-  Args:
-    flags: The program's flags.
-
-  Raises:
-    SystemExit: If the run has no usable model.
-  """
+  """Trains the run; exits with `TRAINING_FAILED` if it has no usable model."""
   end_with_parent()
   folder = pathlib.Path(flags.output_dir)
   # The parent process has written the flags.

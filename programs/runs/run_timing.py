@@ -16,9 +16,7 @@ _RUN = 'run'
 class Timing(NamedTuple):
   """The time of the last part of a run that was trained without interruption.
 
-  Attributes:
-    seconds: Its duration, with the time for data, models and evaluations.
-    rounds: The number of rounds in it.
+  It includes the time for data, models and evaluations.
   """
 
   seconds: float
@@ -26,13 +24,7 @@ class Timing(NamedTuple):
 
 
 def write(folder: pathlib.Path, seconds: float, rounds: int) -> None:
-  """Writes the time of the last part of a run.
-
-  Args:
-    folder: The run's folder.
-    seconds: The duration.
-    rounds: The number of rounds.
-  """
+  """Writes the time of the last part of a run."""
   content: dict[str, Any] = {'seconds': round(seconds, 3), 'rounds': rounds}
   content[_RUN] = _identify(folder)
   files.replace(folder / run_folder.TIMING, manifests.to_text(content))
@@ -48,16 +40,10 @@ def _identify(folder: pathlib.Path) -> str:
 
 
 def read(folder: pathlib.Path) -> Optional[Timing]:
-  """Reads the time of a run.
+  """Reads the time of a run; None if it is unknown.
 
-  It is only for estimates, so a damaged file is no error.
-
-  Args:
-    folder: The run's folder.
-
-  Returns:
-    The time; None if it is unknown, or not as it was written for this run.
-    Then a warning names the file.
+  It is only for estimates, so a file that is damaged, or was not written for
+  this run, is no error: a warning names it.
   """
   path = folder / run_folder.TIMING
   try:

@@ -7,8 +7,6 @@ import pathlib
 from typing import Any, NamedTuple, Optional
 import zipfile
 
-import numpy as np
-
 from tff_bn.training import manifests
 
 _CONFIG = 'config.json'
@@ -169,6 +167,8 @@ def _describe_samples(
 
 def _numbers(values: Sequence[float]) -> str:
   """Writes float32 numbers with as many digits as they have."""
+  import numpy as np  # Imported late: programs import this module for --help.
+
   return f'[{", ".join(str(np.float32(value)) for value in values)}]'
 
 

@@ -180,6 +180,7 @@ def test_comparison_knows_the_names(run, clinics, tmp_path, monkeypatch):
     [
         (['--dataset=digits_domains'], True),
         (['--sweep=dataset=digits,digits_domains'], True),
+        (['--dataset=digits_domains', '--split=domains'], False),
         (['--dataset=digits_domains', '--sweep=split=iid,domains'], False),
         ([], False),
     ],

@@ -6,12 +6,12 @@ import pytest
 
 from tff_bn.layers import HybridBatchNormalization
 from tff_bn.layers import batch_norm_layers
-from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.runs import jobs
+from tff_bn.programs.runs import run_building
 
 _SMALL = (
     '--model=mlp3',
@@ -28,16 +28,12 @@ def _settings(*arguments):
   return settings_lib.resolve(flags, flags.algorithm, 0)
 
 
-@pytest.mark.parametrize(
-    'model', ['mlp3', pytest.param('resnet20', marks=pytest.mark.slow)]
-)
-def test_model_has_hybrid_layers_and_the_same_weights(model, tmp_path):
+def test_model_has_hybrid_layers_and_the_same_weights(tmp_path, monkeypatch):
   """Runs of one comparison share the data, but not the model."""
+  monkeypatch.setattr(run_building, 'build_process', lambda *_: None)
   builder = jobs.Builder()
   built = [
-      builder.build(
-          _settings(f'--model={model}', f'--algorithm={name}'), tmp_path
-      )
+      builder.build(_settings(f'--algorithm={name}'), tmp_path)
       for name in ('fedavg', 'hbn', 'fbn')
   ]
   fedavg, hbn, fbn = (job.model for job in built)
@@ -77,30 +73,27 @@ def test_models_without_batch_normalization(tmp_path, arguments, message):
     jobs.Builder().build(_settings('--algorithm=hbn', *arguments), tmp_path)
 
 
-def test_comparison_and_evaluation(tmp_path):
+def test_run_and_evaluation(tmp_path):
   arguments = [
       *_SMALL,
-      '--algorithms=fedavg,hbn',
+      '--algorithm=hbn',
       '--hbn_statistics_rate=0.5',
       '--rounds=3',
       '--evaluate_every=2',
-      '--seeds=0',
       f'--output_dir={tmp_path}',
   ]
-  assert compare.run(arguments) == command_line.OK
-  fedavg, hbn = csv_rows.read(tmp_path / 'results.csv')
-  # The shares are not sent.
-  assert fedavg['megabytes'] == hbn['megabytes']
-  assert fedavg['test_loss'] != hbn['test_loss']
-  run = tmp_path / 'runs' / 'hbn-seed0'
-  rows = csv_rows.read(run / 'metrics.csv')
+  assert train.run(arguments) == command_line.OK
+  rows = csv_rows.read(tmp_path / 'metrics.csv')
   assert [int(row['round']) for row in rows] == [0, 2, 3]
   # The evaluation is not counted.
   assert [int(row['exchanges']) for row in rows] == [0, 2, 3]
-  assert not (run / 'model' / 'clients.npy').exists()
+  # The shares of the mixture are not sent: 2350 numbers are those of fedavg.
+  megabytes = 2350 * 4 * (1 + 4) * 3 / 2**20
+  assert float(rows[-1]['megabytes']) == pytest.approx(megabytes)
+  assert not (tmp_path / 'model' / 'clients.npy').exists()
   # The saved model has the statistics of the last evaluation.
-  assert evaluate.run([f'--run={run}']) == command_line.OK
-  result, *_ = csv_rows.read(run / 'evaluation.csv')
+  assert evaluate.run([f'--run={tmp_path}']) == command_line.OK
+  result, *_ = csv_rows.read(tmp_path / 'evaluation.csv')
   assert float(result['loss']) == pytest.approx(
       float(rows[-1]['test_loss']), rel=1e-4
   )

@@ -1,6 +1,7 @@
 """Tests that programs write through no links in the folder of a run."""
 
 import os
+import re
 import shutil
 
 import printed
@@ -76,9 +77,20 @@ def _fails(program, arguments, capsys):
 
 @pytest.mark.parametrize('is_dangling', [False, True])
 @pytest.mark.parametrize('name', _NAMES)
-def test_links_in_a_run(name, is_dangling, folder, tmp_path, capsys):
+def test_links_in_a_run(name, is_dangling, folder, tmp_path):
   path, target = folder / name, tmp_path / 'elsewhere' / 'x'
   _link(path, target, is_dangling)
+  before = _files(tmp_path)
+  message = f'{path} is a symbolic link to {target}'
+  with pytest.raises(ValueError, match=re.escape(message)):
+    run_folder.check_entries(folder)
+  assert _files(tmp_path) == before
+
+
+@pytest.mark.parametrize('name', ['flags.txt', 'checkpoints'])
+def test_every_program_checks_the_entries(name, folder, tmp_path, capsys):
+  path, target = folder / name, tmp_path / 'elsewhere' / 'x'
+  _link(path, target, False)
   before = _files(tmp_path)
   for program, arguments in (
       (train, [*_FLAGS, f'--output_dir={folder}']),

@@ -53,7 +53,7 @@ def test_files_are_those_of_one_process(tmp_path):
   assert len([name for name in found if name.endswith('.csv')]) == 5
 
 
-def test_data_of_users(tmp_path, monkeypatch):
+def test_parts_of_users_a_robust_rule_and_local_models(tmp_path, monkeypatch):
   """Workers import the parts by name."""
   (tmp_path / 'my_data.py').write_text(
       'from tff_bn import data\n'
@@ -65,26 +65,20 @@ def test_data_of_users(tmp_path, monkeypatch):
       '  return splits.split_iid(size, task.num_clients, task.seed)\n'
   )
   monkeypatch.chdir(tmp_path)
-  for name, arguments in (
+  for name, parts in (
       ('one', ('--dataset=digits', '--split=iid')),
       ('ray', ('--dataset=my_data:digits', '--split=my_data:iid', *_RAY)),
   ):
-    assert train.run([*_FLAGS, *arguments, f'--output_dir={name}']) == 0
-  assert _files(tmp_path / 'ray') == _files(tmp_path / 'one')
-
-
-def test_a_robust_rule_and_local_models(tmp_path):
-  for name, runtime in (('one', ()), ('ray', _RAY)):
     arguments = [
         *_FLAGS,
-        *runtime,
+        *parts,
         '--algorithm=silobn',
         '--model_aggregator=median',
         '--clients_per_round=5',
         '--augment=flip_rotate',
         '--pixel_scaling=standardized',
         '--train_share=0.5',
-        f'--output_dir={tmp_path / name}',
+        f'--output_dir={name}',
     ]
     assert train.run(arguments) == 0
   assert _files(tmp_path / 'ray') == _files(tmp_path / 'one')

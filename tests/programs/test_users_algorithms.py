@@ -109,8 +109,3 @@ def test_comparison_and_evaluation(folder, capsys):
 def test_wrong_names(name, message, capsys):
   assert train.run([f'--algorithm={name}']) == command_line.USAGE_ERROR
   assert message in printed.error(capsys.readouterr().err)
-
-
-@pytest.mark.slow
-def test_several_processes():
-  assert _compare('--jobs=2') == command_line.OK

@@ -1,15 +1,24 @@
 """Scales the pixels of images and the features of vectors."""
 
-from typing import Any, Optional
+from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING, Any, Optional
 
 from tff_bn.catalog import value_types
 from tff_bn.catalog.options import Option
 from tff_bn.catalog.parts import Part
 from tff_bn.catalog.parts import Parts
 from tff_bn.catalog.parts import listing
-from tff_bn.data import dataset as dataset_lib
+from tff_bn.imports import lazy
+
+if TYPE_CHECKING:
+  import numpy as np
+
+  from tff_bn.data import dataset as dataset_lib
+else:
+  # Programs read the entries below to parse their flags, without NumPy.
+  np = lazy.Module('numpy')
+  dataset_lib = lazy.Module('tff_bn.data.dataset')
 
 # Reading in chunks keeps the float copies small.
 _CHUNK = 1024
@@ -20,8 +29,6 @@ _LARGE_PIXEL = 2
 LARGEST_RATIO = 100
 # With fewer small features, a model loses little.
 _SMALL_SHARE = 0.25
-# Divided by it, a value of a feature that was constant in training is 0.
-_INFINITE = np.finfo(np.float32).max
 
 
 def _symmetric(
@@ -58,8 +65,10 @@ def _standardized(
         f' {dataset.name} is constant, so it has no standard deviation; remove'
         ' the channel, or use pixel_scaling=unit.'
     )
+  # Divided by it, a value of a feature that was constant in training is 0.
+  largest = np.finfo(np.float32).max
   return dataset_lib.Scaling(
-      center.astype(np.float32), np.where(constant, _INFINITE, deviation)
+      center.astype(np.float32), np.where(constant, largest, deviation)
   )
 
 

@@ -6,11 +6,11 @@ order. The clients' indices are disjoint and cover all samples, except with
 leave out writers) and `draw_iid` (where clients share samples).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 import dataclasses
-from typing import Any, NamedTuple, Optional
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from tff_bn.catalog import datasets
 from tff_bn.catalog import value_types
@@ -23,9 +23,20 @@ from tff_bn.catalog.parts import PartName
 from tff_bn.catalog.parts import Parts
 from tff_bn.catalog.parts import listing
 from tff_bn.catalog.parts import require_function
-from tff_bn.common import seeding
-from tff_bn.data import dirichlet
-from tff_bn.data import label_shares
+from tff_bn.imports import lazy
+
+if TYPE_CHECKING:
+  import numpy as np
+
+  from tff_bn.common import seeding
+  from tff_bn.data import dirichlet
+  from tff_bn.data import label_shares
+else:
+  # Programs read the entries below to parse their flags, without NumPy.
+  np = lazy.Module('numpy')
+  seeding = lazy.Module('tff_bn.common.seeding')
+  dirichlet = lazy.Module('tff_bn.data.dirichlet')
+  label_shares = lazy.Module('tff_bn.data.label_shares')
 
 # The number of clients, unless the dataset determines it.
 DEFAULT_NUM_CLIENTS = 10
@@ -330,7 +341,7 @@ class SplitTask(NamedTuple):
 
 # Draws the indices of each client, given the number of samples, the number of
 # clients, the number of samples of a client, and a generator.
-Draw = Callable[[int, int, int, np.random.Generator], list[np.ndarray]]
+Draw = Callable[[int, int, int, 'np.random.Generator'], 'list[np.ndarray]']
 
 
 @dataclasses.dataclass(frozen=True)

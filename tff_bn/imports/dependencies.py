@@ -1,7 +1,6 @@
 """Checks that the requirements of the federated parts are installed."""
 
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -123,6 +122,9 @@ def _version(module: str, *distributions: str) -> Optional[str]:
   """Returns the imported version, else the installed one, else `None`."""
   if version := getattr(sys.modules.get(module), '__version__', None):
     return version
+  # Imported late: programs import this module to parse their flags.
+  import importlib.metadata
+
   for distribution in distributions:
     try:
       return importlib.metadata.version(distribution)

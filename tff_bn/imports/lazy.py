@@ -1,9 +1,22 @@
-"""Packages that import their parts on first use (PEP 562)."""
+"""Packages that import their parts on first use (PEP 562), and lazy modules."""
 
 from collections.abc import Callable, Collection, Mapping
 import importlib
 import sys
 from typing import Any
+
+
+class Module:
+  """A module that is imported when one of its attributes is first read.
+
+  For type checkers, import the module itself under `TYPE_CHECKING`.
+  """
+
+  def __init__(self, name: str):
+    self._name = name
+
+  def __getattr__(self, attribute: str) -> Any:
+    return getattr(importlib.import_module(self._name), attribute)
 
 
 def attach(

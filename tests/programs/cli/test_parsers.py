@@ -7,27 +7,16 @@ from tff_bn.catalog import value_types
 from tff_bn.programs.cli import parsers
 
 
-@pytest.mark.parametrize(
-    'bounds, text, value',
-    [
-        (dict(minimum=1), '1', 1),
-        (dict(minimum=0, maximum=1), '1', 1),
-        (dict(above=0), '3', 3),
-        (dict(below=8), '7', 7),
-    ],
-)
-def test_number_in_range(bounds, text, value):
-  parsed = value_types.Number(int, **bounds).parse(text)
-  assert parsed == value
-  assert isinstance(parsed, int)
+def test_number_in_range():
+  for bounds in (dict(minimum=1), dict(maximum=1), dict(above=0, below=2)):
+    parsed = value_types.Number(int, **bounds).parse('1')
+    assert parsed == 1 and isinstance(parsed, int)
 
 
 @pytest.mark.parametrize(
     'number_type, bounds, text, allowed',
     [
         (int, dict(minimum=1), '0', 'a whole number, at least 1'),
-        (int, dict(minimum=1), '2.5', 'a whole number, at least 1'),
-        (int, {}, 'many', 'a whole number'),
         (int, dict(above=0), '0', 'a whole number, greater than 0'),
         (int, dict(below=8), '8', 'a whole number, .* less than 8'),
         (float, dict(above=0), '0', 'a number, greater than 0'),
@@ -38,9 +27,6 @@ def test_number_in_range(bounds, text, value):
             'a number, at least 0 and at most 1',
         ),
         (float, dict(minimum=0, below=1), '1', 'at least 0 and less than 1'),
-        (float, {}, 'nan', 'a number'),
-        (float, dict(minimum=0), 'nan', 'a number'),
-        (float, dict(above=0), 'inf', 'a number'),
         (int, {}, '9' * 23, 'at least -2147483647 and at most 2147483647'),
         (int, dict(minimum=1), '2147483648', 'at least 1 and at most 2147'),
         (float, dict(above=0), '1e39', r'greater than 0 and at most 3.4e\+38'),
@@ -78,17 +64,6 @@ def test_text_must_not_be_empty(text):
     value_types.Text().parse(text)
   with pytest.raises(ValueError, match="^'': must not be empty.$"):
     value_types.List(value_types.Text()).parse(f'a,{text}')
-
-
-@pytest.mark.parametrize(
-    ('text', 'message'),
-    [
-        ('--rounds=3', 'must not begin with --'),
-    ],
-)
-def test_wrong_text(text, message):
-  with pytest.raises(ValueError, match=f'^{message}'):
-    value_types.Text().parse(text)
 
 
 def test_boolean():

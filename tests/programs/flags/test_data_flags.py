@@ -41,11 +41,8 @@ def test_defaults_are_not_in_the_file_of_flags():
     ('dataset', 'is_downloaded'),
     [
         ('digits', False),
-        ('emnist_synthetic', False),
-        ('npz:x.npz', False),
         ('domains:digits,a=npz:x.npz', False),
         ('emnist', True),
-        ('femnist', True),
         ('tfds:mnist', True),
         ('domains:digits,a=tfds:mnist', True),
     ],
@@ -89,19 +86,8 @@ def test_paths_of_domains_do_not_depend_on_the_working_folder(
             'domains:a=digits,b=digitts',
             r"the domain 'b', whose dataset digitts must be one of .*Did",
         ),
-        ('domains:a=digits', 'has a single domain'),
-        (
-            'domains:a=digits,b=domains:c=digits,d=digits',
-            "has a list of domains as the domain 'b'",
-        ),
-        (
-            'domains:a=digits,b=generated:4',
-            r"the domain 'b', .*generated:4 must be gen",
-        ),
-        ('generated:4:1', '^needs sizes .* at least 2 classes'),
         ('domains:', '^must have the form domains:NAME=DATASET'),
         ('npz:', '^must have the form npz:PATH.$'),
-        ('folder:', '^must have the form folder:PATH.$'),
         (
             'domains:a=tfds:,b=digits',
             "the domain 'a', .* must have the form tfds:NAME.$",
@@ -117,36 +103,15 @@ def test_wrong_datasets(dataset, message):
 
 
 @pytest.mark.parametrize(
-    'flag, message',
-    [
-        ('--train_share=0', 'greater than 0'),
-        ('--train_share=1.5', 'at most 1'),
-        ('--samples_per_domain=0', 'at least 1'),
-        ('--dirichlet_by=label', 'one of class, client'),
-        ('--pixel_scaling=none', 'one of unit, symmetric, standardized'),
-        ('--augment=flip', 'one of none, flip_crop, flip_rotate'),
-        ('--held_out_prior=0', 'greater than 0'),
-        ('--held_out_clients=a,a', 'a is in the list twice'),
-    ],
-)
-def test_wrong_values(flag, message):
-  with pytest.raises(command_line.UsageError, match=message):
-    _flags('--split=dirichlet', flag)
-
-
-@pytest.mark.parametrize(
     'arguments, split, num_clients',
     [
         ([], 'classes', '10'),
-        (['--dataset=emnist'], 'classes', '10'),
         # Domains are the clients.
         (['--dataset=digits_domains'], 'domains', None),
-        (['--dataset=fedbn_synthetic'], 'domains', None),
         (['--dataset=domains:digits,a=generated:8x8x1:10'], 'domains', None),
         (['--dataset=digits_domains', '--num_clients=10'], 'domains', '10'),
         # What is given counts.
         (['--dataset=digits_domains', '--split=classes'], 'classes', '10'),
-        (['--dataset=digits_domains', '--split=iid'], 'iid', '10'),
         (['--split=domains'], 'domains', None),
     ],
 )
@@ -166,29 +131,6 @@ def test_parameters_of_splits_that_domains_exclude():
     _texts(*arguments)
   assert _texts(*arguments, '--split=classes')['classes_per_client'] == '2'
   assert 'classes_per_client' not in _texts(arguments[0])
-
-
-def test_clients_of_domains_are_held_out():
-  texts = _texts('--dataset=digits_domains', '--held_out_clients=plain')
-  assert texts['split'] == 'domains' and 'num_clients' not in texts
-
-
-@pytest.mark.parametrize(
-    'arguments, is_announced',
-    [
-        (['--dataset=digits_domains'], True),
-        (['--dataset=digits'], False),
-        (['--dataset=digits_domains', '--split=domains'], False),
-        (['--dataset=digits_domains', '--split=iid'], False),
-    ],
-)
-def test_the_chosen_split_is_printed(arguments, is_announced, capsys):
-  flags = _flags(*arguments)
-  capsys.readouterr()
-  data_flags.announce_split(flags, [settings.resolve(flags, 'fedavg', 0)])
-  printed = capsys.readouterr().err
-  assert ('each client has data of one domain' in printed) == is_announced
-  assert ('--split=domains' in printed) == is_announced
 
 
 def test_classes_that_domains_lack_are_printed(tmp_path, capsys):
@@ -249,66 +191,41 @@ def test_errors_name_the_flags(tmp_path, capsys):
     )
 
 
-@pytest.mark.parametrize('pixel_scaling', ['unit', 'standardized'])
-def test_unscaled_floats_are_warned_of(tmp_path, monkeypatch, pixel_scaling):
-  x = np.linspace(0, 255, 6 * 16, dtype=np.float32).reshape(6, 4, 4)
+def _warnings_of(x, folder, monkeypatch, *flags):
+  """Returns the warnings when a file with these samples is loaded."""
   y = np.arange(6) % 2
-  np.savez(tmp_path / 'f.npz', x_train=x, y_train=y, x_test=x, y_test=y)
+  np.savez(folder / 'f.npz', x_train=x, y_train=y, x_test=x, y_test=y)
   warnings = []
   monkeypatch.setattr(
       logging, 'warning', lambda text, *args: warnings.append(text % args)
   )
-  flags = _flags(
-      f'--dataset={tmp_path}/f.npz', f'--pixel_scaling={pixel_scaling}'
-  )
+  flags = _flags(f'--dataset={folder}/f.npz', *flags)
   settings.resolve(flags, 'fedavg', 0).load()
-  if pixel_scaling == 'standardized':
-    assert not warnings
-  else:
-    (warning,) = warnings
-    start = f'--dataset={tmp_path}/f.npz has images of floats from 0 to 255,'
-    assert warning.startswith(start)
-    assert '--pixel_scaling=standardized' in warning
+  return warnings
 
 
-@pytest.mark.parametrize(
-    'factor, scaled, warns',
-    [(90, False, False), (110, False, True), (110, True, False)],
-)
-def test_features_of_different_sizes_are_warned_of(
-    tmp_path, monkeypatch, factor, scaled, warns
-):
-  x = np.linspace(0, 1, 6)[:, np.newaxis] * [1.0, 1, 1, factor]
-  y = np.arange(6) % 2
-  np.savez(tmp_path / 'f.npz', x_train=x, y_train=y, x_test=x, y_test=y)
-  warnings = []
-  monkeypatch.setattr(
-      logging, 'warning', lambda text, *args: warnings.append(text % args)
-  )
-  flags = [f'--dataset={tmp_path}/f.npz']
-  if scaled:
-    flags.append('--pixel_scaling=standardized')
-  settings.resolve(_flags(*flags), 'fedavg', 0).load()
-  assert warnings == warns * [
+def test_unscaled_floats_are_warned_of(tmp_path, monkeypatch):
+  x = np.linspace(0, 255, 6 * 16, dtype=np.float32).reshape(6, 4, 4)
+  (warning,) = _warnings_of(x, tmp_path, monkeypatch)
+  start = f'--dataset={tmp_path}/f.npz has images of floats from 0 to 255,'
+  assert warning.startswith(start)
+  assert '--pixel_scaling=standardized' in warning
+  scaling = '--pixel_scaling=standardized'
+  assert not _warnings_of(x, tmp_path, monkeypatch, scaling)
+
+
+def test_features_of_different_sizes_are_warned_of(tmp_path, monkeypatch):
+  x = np.linspace(0, 1, 6)[:, np.newaxis] * [1.0, 1, 1, 90]
+  assert not _warnings_of(x, tmp_path, monkeypatch)
+  x[:, 3] *= 110 / 90
+  scaling = '--pixel_scaling=standardized'
+  assert not _warnings_of(x, tmp_path, monkeypatch, scaling)
+  assert _warnings_of(x, tmp_path, monkeypatch) == [
       f'--dataset={tmp_path}/f.npz has features of very different sizes: the'
       ' values of 3 of 4 features are less than 1/100 of the largest feature,'
       ' so that models hardly learn from them. Use'
       ' --pixel_scaling=standardized.'
   ]
-
-
-def test_npz_domains_train(tmp_path):
-  x = np.random.default_rng(0).integers(0, 256, (40, 6, 6, 3), np.uint8)
-  y = np.arange(40) % 10
-  np.savez(tmp_path / 'rgb.npz', x_train=x, y_train=y, x_test=x, y_test=y)
-  arguments = [
-      f'--dataset=domains:{tmp_path}/rgb.npz,grey=digits',
-      *('--image_size=6x6', '--split=domains', '--num_clients=4'),
-      *('--samples_per_domain=30', '--model=mlp3', '--rounds=1'),
-      *('--local_steps=1', '--batch_size=4', '--algorithm=fedbn'),
-      f'--output_dir={tmp_path / "run"}',
-  ]
-  assert train.run(arguments) == 0
 
 
 @pytest.mark.parametrize('verbosity', [-2, -1])

@@ -66,14 +66,6 @@ def test_error_inside_is_not_taken_for_a_wrong_device():
     raise ValueError('wrong')
 
 
-def test_command_line_overrules_devices_of_a_flagfile(tmp_path):
-  path = tmp_path / 'flags'
-  path.write_text('--client_devices=GPU:0\n')
-  settings = _resolve(f'--flagfile={path}', '--runtime=native')
-  assert settings.runtime == 'native'
-  assert settings.client_devices is None
-
-
 def test_jit_compile_of_a_flagfile_is_not_overruled(tmp_path):
   path = tmp_path / 'flags.txt'
   path.write_text('--jit_compile=true\n')
@@ -179,22 +171,6 @@ def test_lost_workers_are_an_error_that_says_how_to_go_on(monkeypatch):
 def test_flags_that_contradict_one_another(arguments, message):
   with pytest.raises(ValueError, match=message):
     _resolve(*arguments)
-
-
-@pytest.mark.parametrize(
-    'argument',
-    [
-        '--num_workers=0',
-        '--cpus_per_worker=0',
-        '--gpus_per_worker=2',
-        '--gpus_per_worker=-1',
-        '--client_timeout=0',
-        '--worker_timeout=0',
-    ],
-)
-def test_numbers_that_are_not_allowed(argument):
-  with pytest.raises(command_line.UsageError, match=f'{argument}: must be'):
-    _resolve('--runtime=ray', argument)
 
 
 @pytest.mark.parametrize('device', ['banana', 'GPU', 'GPU:x', ''])

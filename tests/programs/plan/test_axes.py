@@ -36,10 +36,6 @@ def test_the_later_axis_counts():
   assert [cell.flags for cell in cells] == [{'rate': '0.1', 'rounds': '2'}]
 
 
-def test_product_of_no_axes_is_one_cell():
-  assert axes.product([]) == [axes.Cell({}, {})]
-
-
 def test_flags_of_an_axis_are_in_order():
   axis = _axis('a', x={'gamma': '0'}, y={'split': 'iid', 'gamma': '1'})
 

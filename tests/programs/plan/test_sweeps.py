@@ -79,24 +79,6 @@ def test_sweep_overrules_a_flagfile_and_not_the_reverse(tmp_path):
     sweeps.swept_axes(_flags(f'--flagfile={path}', '--gamma=0.5'))
 
 
-def test_algorithm_axis():
-  axis = sweeps.algorithm_axis(_flags('--algorithms=fbn,fedbn+moon'))
-  assert axis.name == 'algorithm'
-  assert [(p.label, p.flags) for p in axis.points] == [
-      ('fbn', {'algorithm': 'fbn'}),
-      ('fedbn+moon', {'algorithm': 'fedbn+moon'}),
-  ]
-
-
-def test_texts():
-  assert sweeps.texts(_flags('--algorithms=fbn', '--seeds=3,4')) == {
-      'algorithms': 'fbn',
-      'seeds': '3,4',
-  }
-  flags = _flags('--sweep=gamma=0,1', '--sweep=rounds=5')
-  assert sweeps.texts(flags)['sweep'] == 'gamma=0,1\nrounds=5'
-
-
 def test_jobs():
   sweeps.check_jobs(_flags('--jobs=2'))
   sweeps.check_jobs(_flags('--runtime=ray'))

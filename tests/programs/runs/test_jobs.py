@@ -70,9 +70,7 @@ def test_consecutive_runs_share_what_is_equal(counted):
         ('dataset=digits,generated:8x8x1:10', 2, 2, 2),
         ('image_size=8x8,4x4', 2, 2, 2),
         ('num_clients=4,5', 1, 2, 2),
-        ('train_share=0.5,0.6', 1, 2, 2),
         ('split=iid,unbalanced', 1, 2, 2),
-        ('classes_per_client=1,2', 1, 2, 2),
         ('model=mlp3,mlp4', 1, 1, 2),
         ('batch_norm_momentum=0.9,0.99', 1, 1, 2),
     ],
@@ -165,11 +163,6 @@ def test_check_builds_no_process_if_later_data_or_models_are_wrong(
   assert 'processes' not in counted
 
 
-def test_check_builds_a_common_model_once(counted):
-  jobs.check(jobs.Builder(), _tasks('--algorithms=fedavg', '--seeds=0,1'))
-  assert counted['build_model'] == 1
-
-
 def test_check_finds_a_split_that_is_impossible_with_a_later_run():
   tasks = _tasks('--algorithms=single', '--sweep=num_clients=4,4000')
   with pytest.raises(ValueError, match='4000'):
@@ -190,25 +183,6 @@ def test_describe_data(varied, words):
   (settings,) = _runs('--algorithms=fedavg')
   data = jobs.Builder().data(settings)
   assert jobs.describe_data(settings, data, varied) == words
-
-
-@pytest.mark.parametrize(
-    ('dataset', 'words'),
-    [
-        ('folder:/home/ann/a b/pictures/', 'pictures'),
-        ('npz:/home/ann/mine.npz', 'mine'),
-        (
-            'domains:rome=folder:/home/ann/x,wien=npz:/home/ann/y.npz',
-            'domains rome, wien',
-        ),
-    ],
-)
-def test_data_has_a_short_name(dataset, words):
-  (settings,) = _runs('--algorithms=fedavg', f'--dataset={dataset}')
-  data = types.SimpleNamespace(client_ids=['a', 'b'])
-  described = jobs.describe_data(settings, data)
-  assert described.startswith(f'{words}, 2 clients, --split=')
-  assert '/' not in described
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,6 @@ def test_flag_that_is_given_several_times(tmp_path):
         ('9', '10', True),
         ('4', '3', False),
         (None, '3', False),
-        ('3', None, False),
     ],
 )
 def test_rounds_may_grow(tmp_path, before, after, grown):
