@@ -22,10 +22,7 @@ _CLIENTS_PER_GPU = 1
 
 
 def full_name(device: str) -> str:
-  """Returns the full name of a device of this process, with job and task.
-
-  Args:
-    device: A name such as `'GPU:1'`.
+  """Returns the full name, with job and task, of a device such as `'GPU:1'`.
 
   Raises:
     ValueError: If there is no such device.
@@ -71,12 +68,6 @@ class Device:
   ) -> concurrent.futures.Future[_Result]:
     """Calls a function in one of the threads.
 
-    Args:
-      function: The function.
-
-    Returns:
-      The future of the function's result.
-
     Raises:
       tf.errors.UnavailableError: If the threads have ended because the runtime
         was closed.
@@ -97,16 +88,9 @@ class Device:
 def find_devices(
     names: Optional[Sequence[str]], max_concurrent_clients: Optional[int]
 ) -> list[Device]:
-  """Finds the devices that compute clients.
+  """Finds the first `max_concurrent_clients` devices that compute clients.
 
-  Args:
-    names: The devices' names. Default: all GPUs, or the CPU if there is none.
-    max_concurrent_clients: The number of clients computed concurrently on all
-      devices together. Default: one for each GPU; on a CPU as many as keep its
-      cores busy, at least two.
-
-  Returns:
-    The first `max_concurrent_clients` devices, or all if there are fewer.
+  See `InProcessContext` for the arguments and their defaults.
 
   Raises:
     TypeError: If `names` is a single name, or no list.

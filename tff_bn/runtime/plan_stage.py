@@ -56,12 +56,7 @@ class Stage:
   def __call__(
       self, tensors: Sequence[tf.Tensor], device: str
   ) -> list[tf.Tensor]:
-    """Computes the output tensors.
-
-    Args:
-      tensors: The input tensors.
-      device: The full name of the device that computes them.
-    """
+    """Computes the output tensors on the device with a full name."""
     if not self.outputs:
       return []
     if self._function is None:
