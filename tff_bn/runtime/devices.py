@@ -22,11 +22,7 @@ _CLIENTS_PER_GPU = 1
 
 
 def full_name(device: str) -> str:
-  """Returns the full name, with job and task, of a device such as `'GPU:1'`.
-
-  Raises:
-    ValueError: If there is no such device.
-  """
+  """Returns the full name, with job and task, of a device like `'GPU:1'`."""
   try:
     asked = tf.DeviceSpec.from_string(
         device if device.startswith('/') else f'/device:{device.upper()}'
@@ -49,12 +45,7 @@ def full_name(device: str) -> str:
 
 
 class Device:
-  """A device that computes clients, each in a thread.
-
-  Attributes:
-    name: The device's full name in TensorFlow.
-    num_threads: The number of clients that it computes concurrently.
-  """
+  """A device, by its full name, that computes clients in threads."""
 
   def __init__(self, name: str, num_threads: int):
     self.name = name
@@ -66,12 +57,7 @@ class Device:
   def submit(
       self, function: Callable[[], _Result]
   ) -> concurrent.futures.Future[_Result]:
-    """Calls a function in one of the threads.
-
-    Raises:
-      tf.errors.UnavailableError: If the threads have ended because the runtime
-        was closed.
-    """
+    """Calls a function in one of the threads."""
     try:
       return self._pool.submit(function)
     except RuntimeError as error:
@@ -90,12 +76,7 @@ def find_devices(
 ) -> list[Device]:
   """Finds the first `max_concurrent_clients` devices that compute clients.
 
-  See `InProcessContext` for the arguments and their defaults.
-
-  Raises:
-    TypeError: If `names` is a single name, or no list.
-    ValueError: If a device does not exist or is named twice, or if `names` is
-      empty.
+  See `InProcessContext` for the arguments, their defaults and the errors.
   """
   if names is None:
     gpus = tf.config.list_logical_devices('GPU')

@@ -46,8 +46,9 @@ class InProcessContext(plan_context.PlanContext):
         keep its cores busy (see `divide_cores`), at least two.
 
     Raises:
-      ValueError: If there is no such device, or `max_concurrent_clients` is
-        less than 1.
+      TypeError: If `client_devices` is a single name, or no list.
+      ValueError: If a device does not exist or is named twice, if
+        `client_devices` is empty, or if `max_concurrent_clients` is below 1.
     """
     if max_concurrent_clients is not None:
       checks.check_whole_number(

@@ -90,16 +90,15 @@ class Stage:
         config_proto=_WITHOUT_GRAPPLER,
     )
 
-  def _compute(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    # A function that is called as an operation must not return a tensor that
-    # TensorFlow knows to be a shape.
-    return [
-        tf.raw_ops.DeepCopy(x=result) if result.dtype == tf.int32 else result
-        for result in self._body(tensors)
-    ]
-
   def _trace(self) -> Any:
+    def compute(*tensors):
+      # A function that is called as an operation must not return a tensor that
+      # TensorFlow knows to be a shape.
+      return [
+          tf.raw_ops.DeepCopy(x=result) if result.dtype == tf.int32 else result
+          for result in self._body(list(tensors))
+      ]
+
     return tf.compat.v1.wrap_function(
-        lambda *tensors: self._compute(list(tensors)),
-        [leaf.spec for leaf in self.inputs],
+        compute, [leaf.spec for leaf in self.inputs]
     )

@@ -54,7 +54,9 @@ def test_later_worker_that_differs_is_not_used(
       assert ray_example.rounds(fed_bn, ray_example.traps()) == expected
   assert any('the file gives False there' in line for line in logs.output)
   assert ray_contexts.pids(context) == before[1:]
+  # The other worker stays for the next test.
   path.touch()
+  context._workers._refusals.clear()
 
 
 def _fail():

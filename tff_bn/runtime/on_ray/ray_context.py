@@ -30,7 +30,6 @@ class RayContext(plan_context.PlanContext):
   def __init__(self, options: ray_options.RayOptions):
     """Connects to the cluster and waits for workers, see `ray_runtime`."""
     super().__init__(devices.HOST)
-    self._stack = contextlib.ExitStack()
     # By plan, the number of its computation and the reference to its proto.
     self._computations: weakref.WeakKeyDictionary[
         plan_lib.Plan, tuple[int, Any]
