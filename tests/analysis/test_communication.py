@@ -18,45 +18,28 @@ from tff_bn.keras_model.partition import Role
 from tff_bn.processes import phased_process
 from tff_bn.runtime import plan as plan_lib
 
-_DOWN, _UP = analysis.Direction.DOWN, analysis.Direction.UP
+_UP = analysis.Direction.UP
 
 
 def _sgd():
   return tff.learning.optimizers.build_sgdm(0.1)
 
 
-def _resnet20(normalization='batch'):
-  return small_models.classifier(
-      models.build_model_fn('resnet20', (32, 32, 3), 10, normalization),
-      (32, 32, 3),
-  )
-
-
-# FedTAN, section 5.3: ResNet-20 with 5 clients, floats of 4 bytes. The model
-# has 271,098 parameters and statistics with batch normalization, and 269,722
-# with group normalization.
-@pytest.mark.parametrize(
-    ('normalization', 'num_values', 'megabytes'),
-    [
-        ('batch', 271_098, '6.2049'),
-        pytest.param('group2', 269_722, '6.1734', marks=pytest.mark.slow),
-    ],
-)
-def test_numbers_of_the_paper(normalization, num_values, megabytes):
-  process = algorithms.build_fed_avg(_resnet20(normalization), _sgd())
-
-  traffic = analysis.computation_traffic(process.next)
-
-  assert traffic == analysis.Traffic(1, 4 * num_values, 4 * num_values)
-  assert f'{traffic.megabytes(5):.4f}' == megabytes
-
-
 @pytest.mark.slow
-def test_numbers_of_the_paper_for_fedtan(in_process_runtime):
-  model = _resnet20()
+def test_numbers_of_the_paper(in_process_runtime):
+  """FedTAN, section 5.3: ResNet-20 with 5 clients, floats of 4 bytes."""
+  model = small_models.classifier(
+      models.build_model_fn('resnet20', (32, 32, 3), 10), (32, 32, 3)
+  )
   fed_avg = algorithms.build_fed_avg(model, _sgd())
   fedtan = algorithms.build_fedtan(model, _sgd())
 
+  traffic = analysis.computation_traffic(fed_avg.next)
+  # Its parameters and statistics with batch and with group normalization.
+  assert traffic == analysis.Traffic(1, 4 * 271_098, 4 * 271_098)
+  assert f'{traffic.megabytes(5):.4f}' == '6.2049'
+  without_bn = analysis.Traffic(1, 4 * 269_722, 4 * 269_722)
+  assert f'{without_bn.megabytes(5):.4f}' == '6.1734'
   one = analysis.ProcessTraffic(fedtan).until(1, 5)
 
   assert one['exchanges'] == 3 * 19 + 1
@@ -134,14 +117,6 @@ def test_table_5():
   assert f'{8 * base / 1024:.4f}' == '2.1386'
 
 
-def test_one_multicast_down_and_every_upload():
-  traffic = analysis.Traffic(
-      exchanges=3, download_bytes=2**20, upload_bytes=2**19
-  )
-
-  assert traffic.megabytes(4) == 1.0 + 4 * 0.5
-
-
 class _AUC(keras.metrics.AUC):
   """An AUC of binary logits; its state of four vectors is only for metrics."""
 
@@ -170,28 +145,34 @@ _AFFINE = 4 * 2 * 5
 _STATISTICS = 4 * 2 * 5
 
 
-@pytest.mark.parametrize(
-    ('build', 'num_bytes'),
-    [
-        (algorithms.build_fed_avg, _KERNELS + _AFFINE + _STATISTICS),
-        (algorithms.build_fed_bn, _KERNELS),
-        (algorithms.build_silo_bn, _KERNELS + _AFFINE),
-        (algorithms.build_local_affine, _KERNELS + _STATISTICS),
-    ],
-)
-def test_shared_variables_go_both_ways(model, build, num_bytes):
-  traffic = analysis.computation_traffic(build(model, _sgd()).next)
+@pytest.fixture(scope='module')
+def fed_avg(model):
+  return algorithms.build_fed_avg(model, _sgd())
 
+
+def test_all_variables_go_both_ways(fed_avg):
+  traffic = analysis.computation_traffic(fed_avg.next)
+
+  num_bytes = _KERNELS + _AFFINE + _STATISTICS
   assert traffic == analysis.Traffic(1, num_bytes, num_bytes)
 
 
-def test_no_traffic_without_shared_variables(model):
-  traffic = analysis.computation_traffic(
-      algorithms.build_single(model, _sgd()).next
-  )
+def test_one_multicast_down_and_every_upload():
+  assert analysis.Traffic(3, 2**20, 2**19).megabytes(4) == 1.0 + 4 * 0.5
 
-  assert traffic == analysis.Traffic(0, 0, 0)
-  assert traffic.megabytes(5) == 0.0
+
+@pytest.mark.parametrize(
+    ('build', 'num_exchanges', 'num_bytes'),
+    [
+        (algorithms.build_fed_bn, 1, _KERNELS),
+        (algorithms.build_local_affine, 1, _KERNELS + _STATISTICS),
+        (algorithms.build_single, 0, 0),
+    ],
+)
+def test_local_variables_are_not_sent(model, build, num_exchanges, num_bytes):
+  traffic = analysis.computation_traffic(build(model, _sgd()).next)
+
+  assert traffic == analysis.Traffic(num_exchanges, num_bytes, num_bytes)
 
 
 class _CastFactory(tff.aggregators.UnweightedAggregationFactory):
@@ -239,23 +220,8 @@ def _fed_avg_with_casts(model, dtype):
   )
 
 
-def test_aggregator_that_compresses(model):
-  traffic = analysis.computation_traffic(
-      _fed_avg_with_casts(model, tf.float16).next
-  )
-
-  num_trainable = (3 * 5 + 5) + 2 * 5 + (5 * 2 + 2)
-  assert traffic == analysis.Traffic(
-      exchanges=1,
-      download_bytes=_KERNELS + _AFFINE + _STATISTICS,
-      upload_bytes=2 * num_trainable + _STATISTICS,
-  )
-
-
-def test_neither_data_nor_labels_leave_the_clients(model):
-  process = algorithms.build_fed_avg(model, _sgd())
-
-  messages = analysis.messages(process.next)
+def test_neither_data_nor_labels_leave_the_clients(fed_avg):
+  messages = analysis.messages(fed_avg.next)
 
   uploads = [m for m in messages if m.direction is _UP]
   for message in uploads:
@@ -270,15 +236,6 @@ def test_neither_data_nor_labels_leave_the_clients(model):
   ) == collections.Counter([(3, 5), (5,), (5,), (5,), (5,), (5,), (5, 2), (2,)])
 
 
-def test_only_computations_can_be_counted(model):
-  process = phased_process.build_phased_process(
-      [(None, algorithms.build_fed_avg(model, _sgd()))]
-  )
-
-  with pytest.raises(ValueError, match='PhasedComputation .* ProcessTraffic'):
-    analysis.computation_traffic(process.next)
-
-
 @pytest.fixture(scope='module')
 def phased(model):
   return phased_process.build_phased_process(
@@ -288,6 +245,22 @@ def phased(model):
           (None, _fed_avg_with_casts(model, tf.bfloat16)),
       ]
   )
+
+
+def test_aggregator_that_compresses(phased):
+  traffic = analysis.computation_traffic(phased.next.phases[0].computation)
+
+  num_trainable = (3 * 5 + 5) + 2 * 5 + (5 * 2 + 2)
+  assert traffic == analysis.Traffic(
+      exchanges=1,
+      download_bytes=_KERNELS + _AFFINE + _STATISTICS,
+      upload_bytes=2 * num_trainable + _STATISTICS,
+  )
+
+
+def test_only_computations_can_be_counted(phased):
+  with pytest.raises(ValueError, match='PhasedComputation .* ProcessTraffic'):
+    analysis.computation_traffic(phased.next)
 
 
 def test_traffic_of_phases(phased):
@@ -326,7 +299,7 @@ def test_phases_are_counted_once_and_lazily(phased, monkeypatch):
   assert counted[0] is first and counted[1] is second
 
 
-def test_plan_of_the_context_is_used(model, monkeypatch):
+def test_plan_of_the_context_is_used(fed_avg, monkeypatch):
   made = []
   original = plan_lib.Plan
 
@@ -335,10 +308,9 @@ def test_plan_of_the_context_is_used(model, monkeypatch):
     return original(*arguments)
 
   monkeypatch.setattr(plan_lib, 'Plan', make_plan)
-  process = algorithms.build_fed_avg(model, _sgd())
   with runtime.in_process_runtime():
     for _ in range(2):
-      analysis.computation_traffic(process.next)
+      analysis.computation_traffic(fed_avg.next)
   assert len(made) == 1
 
 
@@ -362,23 +334,16 @@ def _lora():
   return model
 
 
-@pytest.mark.parametrize(
-    ('name', 'leaves_out'),
-    [
-        ('build_fed_avg', ()),
-        ('build_silo_bn', ('moving_mean', 'moving_variance')),
-    ],
-)
-def test_lora_sends_what_training_changes(name, leaves_out):
+def test_lora_sends_what_training_changes():
   model = small_models.classifier(
       _lora,
       (tf.TensorSpec([None, 6], tf.int32), tf.TensorSpec([None], tf.int32)),
   )
-  # By hand: r (a + b) for each kernel of shape [a, b], batch normalization, and
-  # the last layer.
+  # By hand: r (a + b) for each kernel of shape [a, b], batch normalization
+  # without its statistics, and the last layer.
   lora = (50 + 16) + (16 + 32) + (32 + 64)
-  num_values = lora + 64 * (4 - len(leaves_out)) + 64 * 3 + 3
-  process = getattr(algorithms, name)(model, _sgd())
+  num_values = lora + 64 * 2 + 64 * 3 + 3
+  process = algorithms.build_silo_bn(model, _sgd())
 
   traffic = analysis.computation_traffic(process.next)
 

@@ -22,9 +22,6 @@ _FILES = (
     'requirements-logging.txt',
     'requirements-ray.txt',
 )
-# What builds the documentation.
-_DOCS_TOOLS = ('furo', 'myst-parser', 'sphinx')
-
 # The project's tools to build, install, test and run the notebooks.
 _TOOLS = (
     'hypothesis',
@@ -163,19 +160,23 @@ def test_pins_are_complete_consistent_and_needed():
   assert not superfluous
 
 
-def test_pins_for_ray_are_complete_and_needed():
-  _check_added_pins('requirements-ray.txt', [('tff-bn', 'ray')])
-
-
-def test_pins_for_docs_are_complete_and_needed():
-  _check_added_pins(
-      'requirements-docs.txt', [(name, '') for name in _DOCS_TOOLS]
-  )
-
-
-def _check_added_pins(file: str, roots: Sequence[tuple[str, str]]):
-  """Checks a file that is installed in addition to requirements.txt."""
+@pytest.mark.parametrize(
+    ('kind', 'roots'),
+    [
+        ('ray', [('tff-bn', 'ray')]),
+        ('docs', [(name, '') for name in ('furo', 'myst-parser', 'sphinx')]),
+        ('logging', [('mlflow-skinny', ''), ('wandb', '')]),
+    ],
+)
+def test_added_pins_are_complete_and_needed(
+    kind: str, roots: Sequence[tuple[str, str]]
+):
+  """These files are installed in addition to requirements.txt."""
+  file = f'requirements-{kind}.txt'
   added = dict(line.split('==') for line in _lines(file))
+  # Installed by `make test` only.
+  if kind == 'logging' and importlib.util.find_spec('wandb') is None:
+    pytest.skip(f'{file} is not installed')
   pins = {
       **_pins(markers.default_environment()['python_version']),
       **added,
@@ -185,7 +186,12 @@ def _check_added_pins(file: str, roots: Sequence[tuple[str, str]]):
     name, extra = todo.pop()
     for need in _needs(name, frozenset({extra} if extra else ())):
       needed = utils.canonicalize_name(need.name)
-      assert need.specifier.contains(pins[needed]), f'{name} needs {need}'
+      if needed in _NEVER_IMPORTED.get(name, ()):
+        continue
+      assert needed in pins, f'{name} needs {need}, which is not pinned'
+      assert need.specifier.contains(
+          pins[needed], prereleases=True
+      ), f'{name} needs {need}, but {pins[needed]} is pinned'
       if needed not in seen:
         seen.add(needed)
         todo.append((needed, ''))
@@ -200,30 +206,6 @@ def test_added_files_agree():
     for line in _lines(file):
       name, _, version = line.partition('==')
       assert pins.setdefault(name, version) == version, name
-
-
-def test_pins_for_logging_are_complete_and_needed():
-  file = 'requirements-logging.txt'
-  added = dict(line.split('==') for line in _lines(file))
-  pins = {
-      **_pins(markers.default_environment()['python_version']),
-      **added,
-  }
-  # Installed by `make test` only.
-  if importlib.util.find_spec('wandb') is None:
-    pytest.skip(f'{file} is not installed')
-  seen = {'mlflow-skinny', 'wandb'}
-  for name in added:
-    for need in _needs(name, frozenset()):
-      needed = utils.canonicalize_name(need.name)
-      if needed in _NEVER_IMPORTED.get(name, ()):
-        continue
-      assert needed in pins, f'{name} needs {need}, which is not pinned'
-      assert need.specifier.contains(
-          pins[needed], prereleases=True
-      ), f'{name} needs {need}, but {pins[needed]} is pinned'
-      seen.add(needed)
-  assert added.keys() <= seen
 
 
 def test_pins_for_cuda_match_tensorflow():

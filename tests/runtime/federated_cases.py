@@ -37,17 +37,6 @@ def map_all_equal():
   return comp, [2.5, [1, 2]], (5.0, [1, 2])
 
 
-def broadcast():
-  @tff.federated_computation(
-      cases.server(cases.FLOAT), cases.clients(cases.FLOAT)
-  )
-  def comp(x, y):
-    at_clients = tff.federated_broadcast(x)
-    return at_clients, tff.federated_map(cases.add, (at_clients, y))
-
-  return comp, [10.0, [1.0, 2.0]], (10.0, [11.0, 12.0])
-
-
 def broadcast_of_a_dataset():
   @tff.tensorflow.computation(cases.INTS, cases.INT)
   def scaled_total(numbers, factor):
@@ -60,17 +49,6 @@ def broadcast_of_a_dataset():
     )
 
   return comp, [[1, 2], [1, 2, 3]], [3, 6, 9]
-
-
-def sum():
-  @tff.federated_computation(
-      cases.clients(cases.INT), cases.clients(cases.VECTOR)
-  )
-  def comp(x, y):
-    return tff.federated_sum(x), tff.federated_sum(y)
-
-  vectors = [[1.0, 2.0], [0.5, 0.25], [4.0, 8.0]]
-  return comp, [[1, 2, 4], vectors], (7, [5.5, 10.25])
 
 
 def sum_of_many_dtypes():
@@ -161,33 +139,7 @@ def aggregate_into_another_type():
   return comp, [rows], _OD(values=[1, 2, 3, 4, 5, 6], size=6)
 
 
-def aggregate_of_structs():
-  state = tff.to_type(_OD(z=cases.INT, a=cases.FLOAT, n=cases.INT))
-
-  @tff.tensorflow.computation(state, cases.ROW)
-  def accumulate(s, row):
-    return _OD(z=10 * s['z'] + row['z'], a=s['a'] + row['a'], n=s['n'] + 1)
-
-  @tff.tensorflow.computation(state, state)
-  def merge(s, _):
-    return s
-
-  @tff.tensorflow.computation
-  def zero():
-    return _OD(z=7, a=0.5, n=0)
-
-  @tff.tensorflow.computation(state)
-  def report(s):
-    return s['n'], s['a'], s['z']
-
-  @tff.federated_computation(cases.clients(cases.ROW))
-  def comp(x):
-    return tff.federated_aggregate(x, zero(), accumulate, merge, report)
-
-  return comp, [[cases.row(1, 1.0), cases.row(2, 2.0)]], (2, 3.5, 712)
-
-
-def aggregate_of_empty_structs():
+def empty_structs_of_clients():
   @tff.tensorflow.computation(cases.FLOAT)
   def nothing(_):
     return ()
@@ -198,27 +150,13 @@ def aggregate_of_empty_structs():
 
   @tff.federated_computation(cases.clients(cases.FLOAT))
   def comp(x):
-    return tff.federated_aggregate(
-        tff.federated_map(nothing, x),
-        0,
-        count,
-        cases.append_digit,
-        cases.same_int,
+    empty = tff.federated_map(nothing, x)
+    number = tff.federated_aggregate(
+        empty, 0, count, cases.append_digit, cases.same_int
     )
+    return empty, number, tff.federated_map(cases.double, x)
 
-  return comp, [[1.0, 2.0, 3.0]], 3
-
-
-def empty_structs_at_clients():
-  @tff.tensorflow.computation(cases.FLOAT)
-  def nothing(_):
-    return ()
-
-  @tff.federated_computation(cases.clients(cases.FLOAT))
-  def comp(x):
-    return tff.federated_map(nothing, x), tff.federated_map(cases.double, x)
-
-  return comp, [[1.0, 2.0]], ([(), ()], [2.0, 4.0])
+  return comp, [[1.0, 2.0]], ([(), ()], 2, [2.0, 4.0])
 
 
 def eval():
@@ -320,18 +258,6 @@ def select_of_rows():
       [cases.row(3, 3.5), cases.row(0, 0.5)],
   ]
   return _select_case(cases.row, expected)
-
-
-def computation_used_twice():
-  @tff.federated_computation(
-      cases.server(cases.FLOAT), cases.clients(cases.FLOAT)
-  )
-  def comp(x, y):
-    doubled = tff.federated_map(cases.double, x)
-    again = tff.federated_map(cases.double, doubled)
-    return doubled, again, tff.federated_map(cases.double, y)
-
-  return comp, [1.5, [1.0, 2.0]], (3.0, 6.0, [2.0, 4.0])
 
 
 def two_exchanges_in_a_row():

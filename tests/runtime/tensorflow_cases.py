@@ -314,29 +314,6 @@ def nested_datasets_as_arguments():
   return comp, [dataset], (123456, [first])
 
 
-def variables():
-  @tff.tensorflow.computation(cases.INTS)
-  def running_sums(numbers):
-    total = tf.Variable(10)
-    sums = tf.Variable(0)
-
-    @tf.function
-    def loop(numbers):
-      for number in numbers:
-        total.assign_add(number)
-        sums.assign_add(total)
-      return total.read_value(), sums.read_value()
-
-    return loop(numbers)
-
-  @tff.federated_computation(cases.clients(cases.INTS))
-  def comp(x):
-    return tff.federated_map(running_sums, x)
-
-  # Each client starts at 10.
-  return comp, [[[1, 2], [3], []]], [(13, 24), (13, 13), (10, 0)]
-
-
 def variables_in_datasets():
   @tff.tensorflow.computation(cases.INTS)
   def shift(numbers):

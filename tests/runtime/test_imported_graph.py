@@ -52,12 +52,6 @@ def test_tensors_are_depth_first():
   assert [float(o) for o in (*outputs[:2], *outputs[3:])] == [3, 2, 1, 6]
 
 
-def test_results_can_be_parameters_and_repeat():
-  comp = tff.tensorflow.computation(lambda x, y: (y, x, y), _INT, _INT)
-  outputs = _import(comp)(tf.constant(1), tf.constant(2))
-  assert [int(o) for o in outputs] == [2, 1, 2]
-
-
 def test_shapes_and_dtypes_of_parameters():
   comp = tff.tensorflow.computation(
       lambda x, y: (tf.shape(x), tf.shape(y)),

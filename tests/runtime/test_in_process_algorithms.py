@@ -24,7 +24,7 @@ _REQUIRED = {
 }
 
 
-def _train(context, process, datasets, num_rounds=2):
+def _train(context, process, datasets, num_rounds):
   """Returns all outputs; the last two are the weights before and after."""
   is_stateful = isinstance(process, StatefulLearningProcess)
 
@@ -64,16 +64,8 @@ def _datasets(problem, name=''):
   return [problem.dataset(size, seed) for seed, size in enumerate(sizes)]
 
 
-# Their rounds are different computations; the others' differ in less.
-_QUICK = (
-    'build_fed_avg',
-    'build_fed_bn',
-    'build_fedtan',
-    'build_fbn',
-    'build_fixbn',
-    'build_hbn',
-    'build_scaffold',
-)
+# With FedTAN below, their rounds are the most different computations.
+_QUICK = ('build_fed_bn', 'build_fbn', 'build_scaffold')
 _ON_IMAGES = (
     *('build_fed_avg', 'build_fbn', 'build_hbn', 'build_silo_bn'),
     'build_moon',
@@ -96,20 +88,25 @@ def test_algorithm_of_this_package(
   process = getattr(algorithms, name)(
       problem.model_for(name), _SGD(0.1, momentum), **_REQUIRED.get(name, {})
   )
-  data = _datasets(problem, name)
-  found = _train(in_process_context, process, data)
-  _assert_trained(found)
-  expected = _train(native_context, process, data)
-  comparison.assert_equal(
-      found, expected, _RTOL[problem.dtype], same_leaf_types=True
+  _compare(
+      process,
+      _datasets(problem, name),
+      _RTOL[problem.dtype],
+      (in_process_context, native_context),
+      # Some have a second phase.
+      num_rounds=2 if name in (*_QUICK, *_REQUIRED) else 1,
   )
 
 
-@pytest.mark.parametrize(
-    'name',
-    ['build_fedtan', pytest.param('build_fed_bn', marks=pytest.mark.slow)],
-)
-def test_frozen_layers(name, toy, in_process_context, native_context):
+def _compare(process, data, rtol, contexts, num_rounds=2):
+  found, expected = (
+      _train(context, process, data, num_rounds) for context in contexts
+  )
+  _assert_trained(found)
+  comparison.assert_equal(found, expected, rtol, same_leaf_types=True)
+
+
+def test_fedtan_with_frozen_layers(toy, in_process_context, native_context):
   def keras_model():
     layers = [
         keras.layers.Dense(6, dtype=toy.dtype, trainable=False),
@@ -122,13 +119,12 @@ def test_frozen_layers(name, toy, in_process_context, native_context):
 
   model = toy.model(keras_model)
   assert len(model.constants) == 6
-  process = getattr(algorithms, name)(model, _SGD(0.1), local_steps=2)
-  data = _datasets(toy)
-  found = _train(in_process_context, process, data)
-  _assert_trained(found)
-  expected = _train(native_context, process, data)
-  comparison.assert_equal(
-      found, expected, _RTOL[toy.dtype], same_leaf_types=True
+  process = algorithms.build_fedtan(model, _SGD(0.1), local_steps=2)
+  _compare(
+      process,
+      _datasets(toy),
+      _RTOL[toy.dtype],
+      (in_process_context, native_context),
   )
 
 
@@ -148,11 +144,6 @@ _TFF_ALGORITHMS = {
         tff_models.VariableModel,
         _SGD(0.1),
         tff.learning.optimizers.build_adam(0.01),
-        loop_implementation=_ITERATOR,
-    ),
-    'unweighted_fed_avg': lambda: _LEARNING.build_unweighted_fed_avg(
-        tff_models.VariableModel,
-        _SGD(0.1),
         loop_implementation=_ITERATOR,
     ),
     'weighted_fed_prox': lambda: _LEARNING.build_weighted_fed_prox(
@@ -185,21 +176,22 @@ def tff_problem(toy):
 @pytest.mark.parametrize(
     'name',
     [
-        pytest.param(n, marks=pytest.mark.slow)
-        if n not in ('weighted_fed_avg', 'robust_aggregator')
-        else n
+        n
+        if n == 'robust_aggregator'
+        else pytest.param(n, marks=pytest.mark.slow)
         for n in _TFF_ALGORITHMS
     ],
 )
 def test_algorithm_of_tff(
     name, tff_problem, in_process_context, native_context
 ):
-  process = _TFF_ALGORITHMS[name]()
-  data = _datasets(tff_problem)
-  found = _train(in_process_context, process, data)
-  _assert_trained(found)
-  expected = _train(native_context, process, data)
-  comparison.assert_equal(found, expected, 1e-5, same_leaf_types=True)
+  _compare(
+      _TFF_ALGORITHMS[name](),
+      _datasets(tff_problem),
+      1e-5,
+      (in_process_context, native_context),
+      num_rounds=1,
+  )
 
 
 def test_evaluation_of_tff(tff_problem, in_process_context, native_context):

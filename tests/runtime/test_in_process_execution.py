@@ -48,19 +48,16 @@ def test_same_bits_for_any_number_of_clients_at_a_time():
   digests = set()
   for number in (1, 2, 4):
     context = runtime.InProcessContext(max_concurrent_clients=number)
-    digests |= {in_process_example.digest(context, comp) for _ in range(3)}
+    digests |= {in_process_example.digest(context, comp) for _ in range(2)}
     context.close()
   assert len(digests) == 1
 
 
-def test_same_bits_on_several_devices(example, in_process_context):
+def test_several_devices_compute_the_same_bits(example, in_process_context):
   expected = in_process_example.digest(
       in_process_context, in_process_example.build_round()
   )
   assert set(example['digests']) == {expected}
-
-
-def test_clients_are_spread_over_the_devices(example):
   assert example['devices'] == [
       [1, 1, 1, 1],
       [0, 1, 0, 1],
@@ -78,7 +75,7 @@ def test_memory_does_not_grow_with_the_number_of_clients(example):
 
 def test_closed_runtime_frees_compiled_functions(example):
   before, after = example['runtimes']
-  assert after - before < 50  # 7 of them have 90 MB.
+  assert after - before < 25  # 3 of them have 40 MB.
 
 
 def test_variables_and_tables_are_freed(example):
@@ -260,6 +257,12 @@ def test_results_share_no_memory(in_process_context):
 class TestPlans:
 
   @pytest.fixture
+  def context(self):
+    context = runtime.InProcessContext(max_concurrent_clients=2)
+    yield context
+    context.close()
+
+  @pytest.fixture
   def counts(self, monkeypatch):
     """Counts of imported graphs and traced functions."""
     counts = dict(imported=0, traced=0)
@@ -317,7 +320,7 @@ class TestPlans:
 
   def test_are_not_mixed_up(self, context):
     """A new computation may get the address of a deleted one."""
-    for constant in range(10):
+    for constant in range(5):
       comp = sums.build_shifted_sum(constant)
       assert context.invoke(comp, [[0, 1], [2]]) == 3 + 4 * constant
       del comp

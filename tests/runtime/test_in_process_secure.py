@@ -90,13 +90,6 @@ _FACTORIES = {
         -1,
         0.0,
     ),
-    'secure_sum': (
-        lambda: tff.aggregators.SecureSumFactory(5.0, -5.0),
-        _VECTOR,
-        _VALUES,
-        sum(_VALUES),
-        1e-5,
-    ),
     'clipped': (
         lambda: tff.aggregators.SecureSumFactory(1.0, -1.0),
         _VECTOR,
@@ -123,7 +116,7 @@ def test_factories(name, in_process_context, native_context):
   make, member, values, expected, rtol = _FACTORIES[name]
   process = make().create(member)
   state = comparison.invoke(in_process_context, process.initialize)
-  for _ in range(2):
+  for _ in range(2 if name == 'adaptive' else 1):
     found = comparison.invoke(in_process_context, process.next, state, values)
     native = _invoke_native(native_context, process.next, state, values)
     np.testing.assert_allclose(found.result, expected, rtol=rtol, atol=rtol)

@@ -58,7 +58,10 @@ def workers():
 
 
 def test_worker_starts_at_the_first_use_and_ends_with_the_block(workers):
-  with runtime.native_runtime():
+  stack = tff.framework.get_context_stack()
+  before = stack.current
+  with runtime.native_runtime() as context:
+    assert stack.current is context
     assert not workers()
     assert _seven() == 7
     (worker,) = workers()
@@ -66,13 +69,7 @@ def test_worker_starts_at_the_first_use_and_ends_with_the_block(workers):
     assert workers() == [worker]
 
   assert not psutil.pid_exists(worker.pid)
-
-
-def test_worker_ends_at_an_exception(workers):
-  with pytest.raises(ZeroDivisionError), runtime.native_runtime():  # noqa: PT012
-    _seven()
-    assert workers()
-    raise ZeroDivisionError
+  assert stack.current is before
 
 
 def test_running_computation_ends_with_the_block(workers):
@@ -98,14 +95,6 @@ def test_running_computation_ends_with_the_block(workers):
   started = set(threading.enumerate()) - set(threads_before)
   assert 'tff-native' not in [thread.name for thread in started]
   assert ended.wait(timeout=60)
-
-
-def test_previous_context_is_restored():
-  stack = tff.framework.get_context_stack()
-  before = stack.current
-  with runtime.native_runtime() as context:
-    assert stack.current is context
-  assert stack.current is before
 
 
 def test_blocks_can_follow_each_other_and_be_nested(workers):
@@ -139,16 +128,27 @@ def test_other_threads_can_use_the_context_and_end(workers):
   assert results == [7, 7]
 
 
-@pytest.mark.parametrize('given', [signal.SIG_DFL, lambda signum, frame: None])
-def test_signal_handler_of_the_caller(given):
-  before = signal.signal(signal.SIGTERM, given)
-  try:
+@pytest.fixture(params=[signal.SIG_DFL, lambda signum, frame: None])
+def handler(request):
+  """The caller's handler of SIGTERM."""
+  before = signal.signal(signal.SIGTERM, request.param)
+  yield request.param
+  signal.signal(signal.SIGTERM, before)
+
+
+def test_signal_handler_of_the_caller(handler, workers):
+  if handler is signal.SIG_DFL:
     with runtime.native_runtime():
-      is_replaced = signal.getsignal(signal.SIGTERM) is not given
-      assert is_replaced == (given is signal.SIG_DFL)
-    assert signal.getsignal(signal.SIGTERM) is given
-  finally:
-    signal.signal(signal.SIGTERM, before)
+      timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+      timer.start()
+      with pytest.raises(SystemExit) as raised:
+        _endless()
+    assert raised.value.code == 128 + signal.SIGTERM
+    assert not workers()
+  else:
+    with runtime.native_runtime():
+      assert signal.getsignal(signal.SIGTERM) is handler
+  assert signal.getsignal(signal.SIGTERM) is handler
 
 
 def test_dead_worker_raises_an_error(workers):
@@ -236,18 +236,9 @@ def print_worker():
   print(worker.pid, flush=True)
 
 
-if sys.argv[1] == 'default_context':
-  seven()
-  print_worker()
-elif sys.argv[1] == 'never_left':
-  block = runtime.native_runtime()  # Without a name, the block would end here.
-  block.__enter__()
-  seven()
-  print_worker()
-elif sys.argv[1] == 'ended':
+if sys.argv[1] == 'ended':
   with runtime.native_runtime():
     seven()
-    print_worker()
     runtime.end_worker_processes()
     assert not psutil.Process().children()
     try:
@@ -256,17 +247,20 @@ elif sys.argv[1] == 'ended':
       assert 'enter `native_runtime' in str(e), e
     else:
       raise AssertionError('The computation was run.')
+  seven()  # In TFF's default context.
+  print_worker()
 else:
-  with runtime.native_runtime():
-    seven()
-    print_worker()
-    endless()
+  block = runtime.native_runtime()  # Without a name, the block would end here.
+  block.__enter__()
+  seven()
+  print_worker()
+  endless()
 """
 
 
-def _start(mode, program=_PROGRAM):
+def _start(mode):
   return subprocess.Popen(
-      [sys.executable, '-c', program, mode],
+      [sys.executable, '-c', _PROGRAM, mode],
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       text=True,
@@ -314,16 +308,9 @@ def _ends(pid):
   return not _is_running(pid)
 
 
-@pytest.mark.parametrize(
-    'mode',
-    [
-        'never_left',
-        pytest.param('default_context', marks=pytest.mark.slow),
-        pytest.param('ended', marks=pytest.mark.slow),
-    ],
-)
-def test_interpreter_exit(mode):
-  process = _start(mode)
+@pytest.mark.slow
+def test_interpreter_exit():
+  process = _start('ended')
   # Returns after all processes, the worker too, have closed the output.
   output, error = process.communicate()
 
@@ -334,20 +321,11 @@ def test_interpreter_exit(mode):
 
 
 @pytest.mark.parametrize(
-    ('signum', 'returncode'),
-    [
-        (signal.SIGINT, -signal.SIGINT),
-        pytest.param(
-            *(signal.SIGTERM, 128 + signal.SIGTERM), marks=pytest.mark.slow
-        ),
-        pytest.param(
-            *(signal.SIGKILL, -signal.SIGKILL), marks=pytest.mark.slow
-        ),
-    ],
-    ids=['SIGINT', 'SIGTERM', 'SIGKILL'],
+    'signum',
+    [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)],
 )
-def test_signal_during_a_computation(signum, returncode):
-  process = _start('endless')
+def test_signal_in_a_block_that_is_never_left(signum):
+  process = _start('never left')
   try:
     pid = int(process.stdout.readline())
     assert _is_running(pid)
@@ -357,24 +335,38 @@ def test_signal_during_a_computation(signum, returncode):
   finally:
     process.kill()
 
-  assert process.returncode == returncode
+  assert process.returncode == -signum
   if signum != signal.SIGKILL:
     assert 'Exception ignored' not in error
     assert not _is_running(pid)
   assert _ends(pid)
 
 
-def test_kill_while_the_worker_is_starting():
-  program = _PROGRAM.replace('    print_worker()\n', '')
-  process = _start('endless', program)
-  try:
-    watched = psutil.Process(process.pid)
-    while not (children := watched.children()):
-      assert process.poll() is None, process.communicate()
-      time.sleep(0.001)
-  finally:
-    process.kill()
-    process.communicate()
+# Starts the launcher as `native` does, with a shell in place of the worker.
+_PARENT = """
+import os, subprocess, sys
+command = [sys.executable, '-I', '-S', '-c', sys.argv[1], str(os.getpid())]
+subprocess.Popen([*command, '/bin/sh', '-c', 'echo started; exec sleep 600'])
+print('launched', flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize('last_line', ['launched', 'started'])
+def test_worker_ends_with_its_killed_parent(last_line):
+  process = subprocess.Popen(
+      [sys.executable, '-I', '-S', '-c', _PARENT, native._LAUNCHER],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+  )
+  while process.stdout.readline().strip() != last_line:
+    assert process.poll() is None
+  (worker,) = psutil.Process(process.pid).children()
+  process.kill()
+  process.wait()
 
   # The launcher, which becomes the worker.
-  assert all(_ends(child.pid) for child in children)
+  assert _ends(worker.pid)
+  process.stdin.close()
+  process.stdout.close()

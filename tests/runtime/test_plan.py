@@ -6,18 +6,17 @@ import threading
 import time
 
 import cases
-import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.runtime import graph_cache
+from tff_bn.runtime import imported_graph
 from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import plan_stage
 from tff_bn.runtime import symbols
 
 
 def _plan(comp, graphs=None):
-  return plan_lib.Plan(comp, graphs or graph_cache.GraphCache())
+  return plan_lib.Plan(comp, graphs or imported_graph.GraphCache())
 
 
 def _has_work(stage):
@@ -86,7 +85,7 @@ def test_server_computes_broadcast_values_once():
   """Neither the server nor the clients repeat the computation."""
   calls = []
 
-  class Cache(graph_cache.GraphCache):
+  class Cache(imported_graph.GraphCache):
 
     def get(self, computation):
       graph = super().get(computation)
@@ -175,8 +174,7 @@ def test_first_call_runs_alone_and_later_calls_concurrently():
   assert inside_at_first == [0]
 
 
-@pytest.mark.parametrize('has_loop', [True, False])
-def test_functions_are_not_optimized(monkeypatch, has_loop):
+def test_functions_are_not_optimized(monkeypatch):
   """On a CPU, Grappler takes more time than it saves."""
   configs = []
   call = tf.raw_ops.StatefulPartitionedCall
@@ -191,9 +189,7 @@ def test_functions_are_not_optimized(monkeypatch, has_loop):
 
   @tf.function
   def up_to_five(x):
-    if has_loop:
-      return tf.while_loop(lambda x: x < 5, lambda x: x + 1, [x])[0]
-    return tf.maximum(x, 5)
+    return tf.while_loop(lambda x: x < 5, lambda x: x + 1, [x])[0]
 
   leaves = [symbols.Leaf(None, cases.FLOAT) for _ in range(2)]
   stage = plan_stage.Stage(

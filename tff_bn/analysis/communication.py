@@ -21,7 +21,8 @@ from tff_bn.processes.phased_process import Phase
 from tff_bn.processes.phased_process import PhasedComputation
 from tff_bn.processes.short_rounds import ShortRounds
 from tff_bn.processes.stateful_process import Process
-from tff_bn.runtime import graph_cache
+from tff_bn.runtime import element_structure
+from tff_bn.runtime import imported_graph
 from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import plan_context
 from tff_bn.runtime import symbols
@@ -141,30 +142,33 @@ def messages(next_computation: tff.Computation) -> list[Message]:
   for_clients: list[symbols.Leaf] = []
   results = iter(plan.results)
   result_type = next_computation.type_signature.result
-  for name, element in _elements(result_type):
+  elements = [(None, result_type)]
+  if isinstance(result_type, tff.StructType):
+    elements = tff.structure.to_elements(result_type)
+  for name, element in elements:
     if name == 'metrics':
       group = for_metrics
-    elif _is_at_clients(element):
+    elif getattr(element, 'placement', None) is tff.CLIENTS:
       group = for_clients
     else:
       group = for_state
-    group += (next(results) for _ in range(_num_leaves(element)))
+    group += (next(results) for _ in element_structure.leaf_types(element))
   needed = {_key(t) for t in plan.transfers(for_state, for_clients)}
-  return [
-      Message(
-          exchange=transfer.pass_number + 1,
-          direction=(
-              Direction.DOWN
-              if transfer.sender is symbols.Location.SERVER
-              else Direction.UP
-          ),
-          dtype=transfer.leaf.spec.dtype,
-          shape=_shape(transfer.leaf.spec),
-          metrics_only=_key(transfer) not in needed,
-          name=transfer.leaf.name,
-      )
-      for transfer in plan.transfers([*for_state, *for_metrics], for_clients)
-  ]
+  found = []
+  for transfer in plan.transfers([*for_state, *for_metrics], for_clients):
+    is_down = transfer.sender is symbols.Location.SERVER
+    spec = transfer.leaf.spec
+    found.append(
+        Message(
+            exchange=transfer.pass_number + 1,
+            direction=Direction.DOWN if is_down else Direction.UP,
+            dtype=spec.dtype,
+            shape=None if spec.shape.rank is None else tuple(spec.shape),
+            metrics_only=_key(transfer) not in needed,
+            name=transfer.leaf.name,
+        )
+    )
+  return found
 
 
 def _key(transfer: plan_lib.Transfer) -> tuple[Any, ...]:
@@ -185,32 +189,7 @@ def _plan(computation: tff.Computation) -> plan_lib.Plan:
   context = tff.framework.get_context_stack().current
   if isinstance(context, plan_context.PlanContext):
     return context.plan(computation)  # It may have one already.
-  return plan_lib.Plan(computation, graph_cache.GraphCache())
-
-
-def _elements(result_type: tff.Type) -> list[tuple[Optional[str], tff.Type]]:
-  if isinstance(result_type, tff.StructType):
-    return tff.structure.to_elements(result_type)
-  return [(None, result_type)]
-
-
-def _is_at_clients(type_spec: tff.Type) -> bool:
-  return (
-      isinstance(type_spec, tff.FederatedType)
-      and type_spec.placement is tff.CLIENTS
-  )
-
-
-def _num_leaves(type_spec: tff.Type) -> int:
-  if isinstance(type_spec, tff.FederatedType):
-    type_spec = type_spec.member
-  if isinstance(type_spec, tff.StructType):
-    return sum(_num_leaves(element) for element in type_spec)
-  return 1
-
-
-def _shape(spec: tf.TensorSpec) -> Optional[tuple[Optional[int], ...]]:
-  return None if spec.shape.rank is None else tuple(spec.shape)
+  return plan_lib.Plan(computation, imported_graph.GraphCache())
 
 
 def computation_traffic(next_computation: tff.Computation) -> Traffic:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tff_bn.common import checks
 from tff_bn.common import progress
 from tff_bn.common import seeding
 from tff_bn.data import splits
@@ -66,17 +67,9 @@ class Settings:
   seed: int = 0
 
   def __post_init__(self):
-    for name, minimum in (
-        ('num_clients', 1),
-        ('points_per_client', 2),
-        ('rounds', 1),
-        ('seed', 0),
-    ):
-      if getattr(self, name) < minimum:
-        raise ValueError(
-            f'{name}={getattr(self, name)} is too small; use at least'
-            f' {minimum}.'
-        )
+    least = dict(num_clients=1, points_per_client=2, rounds=1, seed=0)
+    for name, number in least.items():
+      checks.check_whole_number(name, getattr(self, name), number)
     if not 0 < self.beta <= 1:
       raise ValueError(
           f'beta={self.beta} must be greater than 0 and at most 1.'
@@ -146,19 +139,11 @@ class Result:
 def draw_points(
     settings: Settings, gamma: float, round_num: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Draws the clients' batches of a round.
-
-  Args:
-    settings: The settings.
-    gamma: The γ-similarity in [0, 1].
-    round_num: The number of the round, at least 0.
+  """Draws the clients' batches of a round with γ-similarity `gamma`.
 
   Returns:
     The points, `[num_clients, points_per_client, 2]`, and their classes,
     `[num_clients, points_per_client]`.
-
-  Raises:
-    ValueError: If gamma is outside [0, 1].
   """
   num_clients = settings.num_clients
   rng = seeding.generator(None, settings.seed, round_num)
@@ -205,13 +190,8 @@ def update_naive(
 ) -> Statistics:
   """Averages the clients' running statistics of Algorithm 1.
 
-  Args:
-    running: The shared running statistics, `[2]`.
-    points: The clients' batches, `[num_clients, points_per_client, 2]`.
-    beta: The weight β of the batches' statistics.
-
-  Returns:
-    The new running statistics, `[2]`.
+  The statistics have shape `[2]`, and `points` has the clients' batches,
+  `[num_clients, points_per_client, 2]`.
   """
   size = points.shape[1]
   mean, variance = batch_statistics(points)
@@ -228,15 +208,7 @@ def update_fbn(
   """Updates FBN's running statistics: Algorithm 2, lines 4 to 10.
 
   They equal the running statistics of centralized batch normalization on the
-  union of the batches.
-
-  Args:
-    running: The shared running statistics, `[2]`.
-    points: The clients' batches, `[num_clients, points_per_client, 2]`.
-    beta: The weight β of the batches' statistics.
-
-  Returns:
-    The new running statistics, `[2]`.
+  union of the batches. See `update_naive` for the shapes.
   """
   size = points.shape[0] * points.shape[1]
   unbiased = size / (size - 1)
@@ -259,14 +231,7 @@ def run_round(
 ) -> Round:
   """Normalizes the points of one round by all algorithms.
 
-  Args:
-    settings: The settings.
-    gamma: The γ-similarity in [0, 1].
-    round_num: The number of the round, from 0.
-    running: The running statistics before the round; see `Round`.
-
-  Returns:
-    The round.
+  `running` has the running statistics before the round, see `Round`.
   """
   points, classes = draw_points(settings, gamma, round_num)
   beta = settings.beta

@@ -29,11 +29,9 @@ import types
 from typing import Any, NoReturn, Optional
 import weakref
 
-from tff_bn.imports import import_hooks
-
 _TFF = 'tensorflow_federated'
 # The process name of the workers of TFF's own runtime.
-_WORKER = 'worker_binary'
+WORKER_NAME = 'worker_binary'
 _ALWAYS_MISSING = (
     'tensorflow_estimator',
     'tensorflow_privacy.privacy.estimators',
@@ -71,13 +69,34 @@ _REASONS = {
 def find_spec(name: str) -> Optional[importlib.machinery.ModuleSpec]:
   """Returns the spec of TensorFlow Federated, to be loaded with stand-ins.
 
-  Args:
-    name: `tensorflow_federated`.
-
-  Returns:
-    The module's spec, or `None` if TensorFlow Federated is not installed.
+  It is `None` if there is no module of this name.
   """
-  return import_hooks.find_within(name, _answering)
+  spec = importlib.machinery.PathFinder.find_spec(name)
+  if spec is not None and spec.loader is not None:
+    spec.loader = _Loader(spec.loader)
+  return spec
+
+
+class _Loader(importlib.abc.Loader):
+  """Runs TensorFlow Federated's own loader while stand-ins are installed."""
+
+  def __init__(self, loader: importlib.abc.Loader):
+    self._loader = loader
+
+  def create_module(
+      self, spec: importlib.machinery.ModuleSpec
+  ) -> Optional[types.ModuleType]:
+    """See the base class."""
+    return self._loader.create_module(spec)
+
+  def exec_module(self, module: types.ModuleType) -> None:
+    """See the base class."""
+    # Other code must see an ordinary module with its ordinary loader.
+    module.__loader__ = self._loader
+    if module.__spec__ is not None:
+      module.__spec__.loader = self._loader
+    with _answering():
+      self._loader.exec_module(module)
 
 
 @contextlib.contextmanager
@@ -105,14 +124,10 @@ def _answering() -> Iterator[None]:
 
 
 class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-  """Finds stand-ins for modules that can't be imported.
-
-  Attributes:
-    names: The names of the stand-ins imported so far.
-  """
+  """Finds stand-ins for modules that can't be imported."""
 
   def __init__(self):
-    self.names: list[str] = []
+    self.names: list[str] = []  # Of the stand-ins imported so far.
     self._missing = list(_ALWAYS_MISSING) + [
         name
         for name, needed in _OPTIONAL.items()
@@ -213,17 +228,20 @@ def stop_watching_workers() -> None:
       stub._channel._unsubscribe_all()
 
 
-def _kill_workers() -> None:
-  """Kills this process's workers.
+def kill_workers() -> list[Any]:
+  """Kills this process's workers and returns their `psutil.Process`es.
 
   TensorFlow Federated sends them a SIGINT and waits. If a script started the
   program in the background, the workers ignore SIGINT and never end.
   """
   psutil = importlib.import_module('psutil')
+  killed = []
   for process in psutil.Process().children():
     with contextlib.suppress(psutil.Error):
-      if process.name() == _WORKER:
+      if process.name() == WORKER_NAME:
         process.kill()
+        killed.append(process)
+  return killed
 
 
 def _end_default_context() -> None:
@@ -233,7 +251,7 @@ def _end_default_context() -> None:
   and leave the worker running.
   """
   stop_watching_workers()
-  _kill_workers()
+  kill_workers()
   context_stack = f'{_TFF}.python.core.impl.context_stack'
   stack = importlib.import_module(f'{context_stack}.context_stack_impl')
   no_context = importlib.import_module(f'{context_stack}.runtime_error_context')

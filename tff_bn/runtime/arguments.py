@@ -19,8 +19,7 @@ class Argument:
   """A checked and flattened argument, not yet on any device.
 
   Attributes:
-    server: The leaves that are at the server or equal for all clients, depth
-      first.
+    server: The leaves at the server or equal for all clients, depth first.
     clients: For each client the leaves of its values, depth first; `None` if
       the argument has no values that differ between clients.
   """
@@ -31,13 +30,6 @@ class Argument:
 
 def flatten_argument(value: Any, type_spec: tff.Type) -> Argument:
   """Checks an argument and flattens it.
-
-  Args:
-    value: The value that the caller gave.
-    type_spec: The type of the computation's parameter.
-
-  Returns:
-    The argument.
 
   Raises:
     TypeError: If the value does not have the type.
@@ -214,51 +206,38 @@ def _leaf_order(spec: Any) -> list[int]:
 def dataset_of_rows(
     rows: Sequence[Sequence[Any]], element_type: tff.Type
 ) -> tf.data.Dataset:
-  """Builds a dataset from its elements.
-
-  Args:
-    rows: For each element the arrays of its leaves, depth first.
-    element_type: The type of the elements.
-  """
+  """Builds a dataset; each row has an element's leaves, depth first."""
   if not rows:
     specs = map(
         element_structure.tensor_spec,
         element_structure.leaf_types(element_type),
     )
-    empty = [
-        tf.zeros([0, *(size or 0 for size in spec.shape)], spec.dtype)
-        for spec in specs
+    parts = [
+        [
+            tf.zeros([0, *(size or 0 for size in spec.shape)], spec.dtype)
+            for spec in specs
+        ]
     ]
-    return _dataset_of_columns(empty, element_type)
-  # The last batch of a list is often smaller than the others.
-  parts = [
-      # Not `tf.stack`, which converts a list of 64-bit numbers to 32 bits.
-      _dataset_of_columns([np.stack(c) for c in zip(*part)], element_type)
-      for _, part in itertools.groupby(
-          rows, lambda row: [np.shape(leaf) for leaf in row]
+  else:
+    # The last batch of a list is often smaller than the others.
+    parts = [
+        # Not `tf.stack`, which converts a list of 64-bit numbers to 32 bits.
+        [np.stack(column) for column in zip(*part)]
+        for _, part in itertools.groupby(
+            rows, lambda row: [np.shape(leaf) for leaf in row]
+        )
+    ]
+  datasets = (
+      tf.data.Dataset.from_tensor_slices(
+          element_structure.pack(element_type, columns)
       )
-  ]
-  return functools.reduce(lambda a, b: a.concatenate(b), parts)
-
-
-def _dataset_of_columns(
-    columns: Sequence[Any], element_type: tff.Type
-) -> tf.data.Dataset:
-  return tf.data.Dataset.from_tensor_slices(
-      element_structure.pack(element_type, columns)
+      for columns in parts
   )
+  return functools.reduce(lambda a, b: a.concatenate(b), datasets)
 
 
 def to_python(leaf: Any, type_spec: tff.Type) -> Any:
-  """Converts the tensor of a leaf to a value for the caller.
-
-  Args:
-    leaf: The tensor.
-    type_spec: The leaf's type.
-
-  Returns:
-    A NumPy array or scalar, or a `tf.data.Dataset`.
-  """
+  """Converts a leaf's tensor to NumPy, or to a `tf.data.Dataset`."""
   if isinstance(type_spec, tff.SequenceType):
     return element_structure.from_variant(leaf, type_spec.element)
   return leaf.numpy()
@@ -280,9 +259,6 @@ def build_result(
     server_value: Returns the value of a leaf that is at the server or equal for
       all clients.
     client_values: Returns each client's value of a leaf.
-
-  Returns:
-    The result.
   """
   leaves = iter(leaves)
 

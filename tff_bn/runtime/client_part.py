@@ -15,7 +15,9 @@ from tff_bn.runtime import symbols
 class ClientPart:
   """Computes clients of one invocation of a plan on one device.
 
-  Several threads may use it concurrently for different clients.
+  Several threads may use it concurrently for different clients. `server` has at
+  least the values that the passes so far need; each is copied to the device on
+  first use.
   """
 
   def __init__(
@@ -24,14 +26,6 @@ class ClientPart:
       device: str,
       server: Mapping[symbols.Leaf, Any],
   ):
-    """Initializes the part.
-
-    Args:
-      plan: The plan.
-      device: The full name of the device.
-      server: The server's tensors or arrays by leaf, with at least the values
-        that the passes so far need. Each is copied to the device on first use.
-    """
     self._plan = plan
     self._device = device
     self._server = server
@@ -39,14 +33,7 @@ class ClientPart:
     self._lock = threading.Lock()
 
   def begin(self, values: Sequence[Any]) -> dict[symbols.Leaf, tf.Tensor]:
-    """Copies a client's values to the device.
-
-    Args:
-      values: The values, in the order of the plan's `client_inputs`.
-
-    Returns:
-      The tensors by leaf, for `compute`.
-    """
+    """Copies a client's values for `plan.client_inputs` to the device."""
     return {
         leaf: to_tensor(value, self._device)
         for leaf, value in zip(self._plan.client_inputs, values, strict=True)
@@ -55,12 +42,7 @@ class ClientPart:
   def compute(
       self, tensors: dict[symbols.Leaf, tf.Tensor], number: int
   ) -> None:
-    """Computes a client's part of a pass and adds its outputs to `tensors`.
-
-    Args:
-      tensors: The client's tensors after the previous pass.
-      number: The number of the pass.
-    """
+    """Adds the outputs of a pass to a client's tensors."""
     stage = self._plan.passes[number].clients
     inputs = [
         tensors[leaf] if leaf in tensors else self._copy(leaf)
@@ -71,8 +53,6 @@ class ClientPart:
 
   def _copy(self, leaf: symbols.Leaf) -> tf.Tensor:
     """Returns the server's tensor of a leaf, on this device."""
-    if leaf in self._copies:
-      return self._copies[leaf]
     with self._lock:
       if leaf not in self._copies:
         value = self._server[leaf]
@@ -83,15 +63,7 @@ class ClientPart:
 
 
 def to_tensor(value: Any, device: str) -> tf.Tensor:
-  """Copies a value to a device.
-
-  Args:
-    value: An array, a tensor, a `tf.data.Dataset` or a `ClientDataset`.
-    device: The full name of the device; datasets are always on the CPU.
-
-  Returns:
-    The tensor; for a dataset, its variant tensor.
-  """
+  """Copies a value to a device; a dataset becomes its variant on the CPU."""
   if isinstance(value, client_dataset.ClientDataset):
     return value.build()
   if isinstance(value, tf.data.Dataset):

@@ -22,14 +22,7 @@ _CLIENTS_PER_GPU = 1
 
 
 def full_name(device: str) -> str:
-  """Returns the full name of a device of this process, with job and task.
-
-  Args:
-    device: A name such as `'GPU:1'`.
-
-  Raises:
-    ValueError: If there is no such device.
-  """
+  """Returns the full name, with job and task, of a device like `'GPU:1'`."""
   try:
     asked = tf.DeviceSpec.from_string(
         device if device.startswith('/') else f'/device:{device.upper()}'
@@ -52,12 +45,7 @@ def full_name(device: str) -> str:
 
 
 class Device:
-  """A device that computes clients, each in a thread.
-
-  Attributes:
-    name: The device's full name in TensorFlow.
-    num_threads: The number of clients that it computes concurrently.
-  """
+  """A device, by its full name, that computes clients in threads."""
 
   def __init__(self, name: str, num_threads: int):
     self.name = name
@@ -69,18 +57,7 @@ class Device:
   def submit(
       self, function: Callable[[], _Result]
   ) -> concurrent.futures.Future[_Result]:
-    """Calls a function in one of the threads.
-
-    Args:
-      function: The function.
-
-    Returns:
-      The future of the function's result.
-
-    Raises:
-      tf.errors.UnavailableError: If the threads have ended because the runtime
-        was closed.
-    """
+    """Calls a function in one of the threads."""
     try:
       return self._pool.submit(function)
     except RuntimeError as error:
@@ -97,21 +74,9 @@ class Device:
 def find_devices(
     names: Optional[Sequence[str]], max_concurrent_clients: Optional[int]
 ) -> list[Device]:
-  """Finds the devices that compute clients.
+  """Finds the first `max_concurrent_clients` devices that compute clients.
 
-  Args:
-    names: The devices' names. Default: all GPUs, or the CPU if there is none.
-    max_concurrent_clients: The number of clients computed concurrently on all
-      devices together. Default: one for each GPU; on a CPU as many as keep its
-      cores busy, at least two.
-
-  Returns:
-    The first `max_concurrent_clients` devices, or all if there are fewer.
-
-  Raises:
-    TypeError: If `names` is a single name, or no list.
-    ValueError: If a device does not exist or is named twice, or if `names` is
-      empty.
+  See `InProcessContext` for the arguments, their defaults and the errors.
   """
   if names is None:
     gpus = tf.config.list_logical_devices('GPU')

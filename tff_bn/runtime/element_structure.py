@@ -1,6 +1,5 @@
 """Conversions between TFF's types and TensorFlow's structures."""
 
-import collections
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +9,8 @@ import tensorflow_federated as tff
 
 def leaf_types(type_spec: tff.Type) -> list[tff.Type]:
   """Returns the tensor and sequence types inside a type, depth first."""
+  if isinstance(type_spec, tff.FederatedType):
+    return leaf_types(type_spec.member)
   if isinstance(type_spec, tff.StructType):
     return [
         leaf
@@ -20,12 +21,7 @@ def leaf_types(type_spec: tff.Type) -> list[tff.Type]:
 
 
 def leaf_names(type_spec: tff.Type, prefix: str = '') -> list[str]:
-  """Returns the place of each of `leaf_types`, such as `weights.trainable[0]`.
-
-  Args:
-    type_spec: The type.
-    prefix: The name of the whole.
-  """
+  """Returns the places of `leaf_types`, such as `weights.trainable[0]`."""
   if not isinstance(type_spec, tff.StructType):
     return [prefix]
   names = []
@@ -41,16 +37,7 @@ def leaf_names(type_spec: tff.Type, prefix: str = '') -> list[str]:
 
 
 def unflatten(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
-  """Builds nested `tff.structure.Struct`s from leaves.
-
-  Args:
-    type_spec: The structure's type.
-    leaves: An iterator over the leaves, depth first, which may have more leaves
-      than the type.
-
-  Returns:
-    The structure, or the leaf if the type is not a `tff.StructType`.
-  """
+  """Builds nested `tff.structure.Struct`s from the next leaves, depth first."""
   if not isinstance(type_spec, tff.StructType):
     return next(leaves)
   return tff.structure.Struct(
@@ -69,29 +56,11 @@ def tensor_spec(type_spec: tff.Type) -> tf.TensorSpec:
 
 
 def pack(type_spec: tff.Type, leaves: Iterable[Any]) -> Any:
-  """Builds a structure for `tf.data` from leaves.
-
-  Args:
-    type_spec: The structure's type.
-    leaves: The leaves, depth first.
-
-  Returns:
-    Nested `OrderedDict`s (where elements have names) and tuples.
-  """
-  remaining = iter(leaves)
-
-  def build(type_spec):
-    if not isinstance(type_spec, tff.StructType):
-      return next(remaining)
-    elements = [
-        (name, build(element))
-        for name, element in tff.structure.iter_elements(type_spec)
-    ]
-    if elements and elements[0][0] is not None:
-      return collections.OrderedDict(elements)
-    return tuple(value for _, value in elements)
-
-  return build(type_spec)
+  """Builds nested `OrderedDict`s and tuples for `tf.data`, see `unflatten`."""
+  struct = unflatten(type_spec, iter(leaves))
+  if not isinstance(struct, tff.structure.Struct):
+    return struct
+  return tff.structure.to_odict_or_tuple(struct)
 
 
 def unpack(type_spec: tff.Type, element: Any) -> list[Any]:
@@ -113,17 +82,7 @@ def map_dataset(
     result_type: tff.Type,
     function: Callable[[list[tf.Tensor]], list[tf.Tensor]],
 ) -> tf.data.Dataset:
-  """Applies a function to a dataset's elements.
-
-  Args:
-    dataset: The dataset.
-    element_type: The type of its elements.
-    result_type: The type of the new elements.
-    function: Maps the leaves of an element to the leaves of a new element.
-
-  Returns:
-    The dataset of the new elements.
-  """
+  """Maps the leaves of each element to the leaves of a new element."""
   is_tuple = isinstance(dataset.element_spec, tuple)
 
   def call(*parts):
@@ -140,17 +99,10 @@ def reduce_dataset(
     initial: Sequence[tf.Tensor],
     function: Callable[[list[tf.Tensor]], list[tf.Tensor]],
 ) -> list[tf.Tensor]:
-  """Reduces a dataset's elements to a state.
+  """Reduces a dataset's elements to the leaves of a state.
 
-  Args:
-    dataset: The dataset.
-    element_type: The type of its elements.
-    initial: The leaves of the state before the first element.
-    function: Maps the concatenated leaves of the state and of an element to the
-      leaves of the next state.
-
-  Returns:
-    The leaves of the last state.
+  `function` maps the leaves of the state, followed by those of an element, to
+  the leaves of the next state.
   """
 
   def call(state, element):

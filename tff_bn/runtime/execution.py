@@ -21,33 +21,22 @@ class Clients(abc.ABC):
   def compute(self, number: int) -> Generator[Sequence[Any], None, None]:
     """Computes all clients' part of a pass, after all passes before it.
 
-    Args:
-      number: The number of the pass.
-
-    Yields:
-      For each client, in order, the values to aggregate: the arrays or tensors
-      of the leaves in the pass's `folded` that are placed at clients.
+    It yields for each client, in order, the values to aggregate: the arrays or
+    tensors of the leaves in the pass's `folded` that are placed at clients.
     """
 
   @abc.abstractmethod
   def results(self, leaf: symbols.Leaf) -> list[Any]:
-    """Returns each client's value of a leaf as a result for the caller.
-
-    Args:
-      leaf: A leaf of the computation's result.
-    """
+    """Returns each client's value of a leaf of the computation's result."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Invocation:
   """A computation with the values of its argument.
 
-  Attributes:
-    computation: The computation.
-    plan: The computation's plan.
-    values: For each client its values, in the order of `plan.client_inputs`.
-    server: The server's tensors by leaf; `Execution` adds the tensors of each
-      pass.
+  `values` has each client's values, in the order of `plan.client_inputs`.
+  `server` has the server's tensors by leaf; `Execution` adds the tensors of
+  each pass.
   """
 
   computation: tff.framework.ConcreteComputation
@@ -79,8 +68,7 @@ class Execution:
           self._server_device,
       )
       self._server.update(zip(part.server.outputs, tensors))
-      totals = self._compute_totals(number)
-      self._server.update(zip(part.totals, totals))
+      self._server.update(zip(part.totals, self._compute_totals(number)))
 
   def server_result(self, leaf: symbols.Leaf) -> Any:
     """Returns the server's value of a leaf."""

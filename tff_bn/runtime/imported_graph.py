@@ -1,10 +1,15 @@
 """Imports the TensorFlow graphs of TFF computations as functions."""
 
 from collections.abc import Iterator, Sequence
+import functools
+import hashlib
 import itertools
+import threading
 from typing import Any
+import weakref
 
 import tensorflow as tf
+import tensorflow_federated as tff
 
 # With this name, a `VarHandleOp` creates a new variable each time it runs
 # (`ResourceHandle::ANONYMOUS_NAME` in TensorFlow), so that concurrent calls
@@ -25,12 +30,55 @@ _RESOURCES = frozenset(['VarHandleOp', *_ANONYMOUS_TABLES.values()])
 _import_numbers = itertools.count()
 
 
-def tensor_names(binding: Any) -> list[str]:
-  """Returns the names of a binding's tensors, depth first.
+class GraphCache:
+  """Weak references to imported graphs, by the hash of their content.
 
-  Args:
-    binding: The `TensorFlow.Binding` of a computation's parameter or result.
+  Computations that contain the same TensorFlow graph share its function.
   """
+
+  def __init__(self):
+    self._lock = threading.Lock()
+    self._graphs: weakref.WeakValueDictionary[bytes, _Graph] = (
+        weakref.WeakValueDictionary()
+    )
+
+  def get(self, computation: tff.framework.CompiledComputation) -> '_Graph':
+    """Returns the function of a TensorFlow computation.
+
+    Raises:
+      NotImplementedError: If it is not a computation of TensorFlow.
+    """
+    kind = computation.proto.WhichOneof('computation')
+    if kind != 'tensorflow':
+      raise NotImplementedError(
+          f'A computation of kind {kind!r} can not run in process; only a'
+          ' tff.tensorflow.computation can.'
+      )
+    proto = computation.proto.tensorflow
+    key = hashlib.sha256(proto.SerializeToString(deterministic=True)).digest()
+    with self._lock:
+      graph = self._graphs.get(key)
+      if graph is None:
+        graph = self._graphs[key] = _Graph(proto)
+    return graph
+
+
+class _Graph:
+  """The function of a TensorFlow computation, imported on its first call."""
+
+  def __init__(self, proto: Any):
+    self._proto = proto
+
+  @functools.cached_property
+  def _function(self) -> tf.types.experimental.ConcreteFunction:
+    return import_graph(self._proto)
+
+  def __call__(self, arguments: list[tf.Tensor]) -> list[tf.Tensor]:
+    return self._function(*arguments)
+
+
+def tensor_names(binding: Any) -> list[str]:
+  """Returns the names, depth first, of a `TensorFlow.Binding`'s tensors."""
   match binding.WhichOneof('binding'):
     case 'tensor':
       return [binding.tensor.tensor_name]

@@ -1,13 +1,4 @@
-"""TFF contexts that run computations in this process.
-
-TFF's own runtime runs computations in a child process without GPUs. These
-contexts run any TFF computation in the Python process itself, on its TensorFlow
-devices.
-
-Several clients are computed concurrently, but aggregated one by one in their
-order. Results therefore don't depend on the number of threads or devices. A
-client's values are freed after they are aggregated.
-"""
+"""TFF contexts that run computations in this process, on its devices."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -26,7 +17,14 @@ from tff_bn.runtime import plan_context
 class InProcessContext(plan_context.PlanContext):
   """Runs TFF computations with this process's TensorFlow.
 
-  Several threads may use the context concurrently.
+  TFF's own runtime runs computations in a child process without GPUs. This
+  context runs any TFF computation in the Python process itself, on its
+  TensorFlow devices.
+
+  Several clients are computed concurrently, but aggregated one by one in their
+  order. Results therefore don't depend on the number of threads or devices. A
+  client's values are freed after they are aggregated. Several threads may use
+  the context concurrently.
   """
 
   def __init__(
@@ -48,8 +46,9 @@ class InProcessContext(plan_context.PlanContext):
         keep its cores busy (see `divide_cores`), at least two.
 
     Raises:
-      ValueError: If there is no such device, or `max_concurrent_clients` is
-        less than 1.
+      TypeError: If `client_devices` is a single name, or no list.
+      ValueError: If a device does not exist or is named twice, if
+        `client_devices` is empty, or if `max_concurrent_clients` is below 1.
     """
     if max_concurrent_clients is not None:
       checks.check_whole_number(

@@ -15,7 +15,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.runtime import element_structure
-from tff_bn.runtime import graph_cache
+from tff_bn.runtime import imported_graph
 from tff_bn.runtime import symbols
 
 _SECURE_INTRINSICS = frozenset(
@@ -32,7 +32,7 @@ _warned_of_insecurity = threading.Event()
 class Interpreter:
   """Evaluates TFF's computations with symbols."""
 
-  def __init__(self, graphs: graph_cache.GraphCache):
+  def __init__(self, graphs: imported_graph.GraphCache):
     self._graphs = graphs
     self._location = symbols.Location.SERVER
 

@@ -32,9 +32,10 @@ import tensorflow_federated as tff
 from tff_bn.common import cores
 from tff_bn.imports import tff_stand_ins
 
-_WORKER_NAME = 'worker_binary'
 _WORKER_PATH = os.path.join(
-    os.path.dirname(os.path.abspath(tff.__file__)), 'data', _WORKER_NAME
+    os.path.dirname(os.path.abspath(tff.__file__)),
+    'data',
+    tff_stand_ins.WORKER_NAME,
 )
 _ENDED = "TFF's native runtime has ended; enter `native_runtime()` again."
 _NOT_STARTED = "TFF's worker process did not start."
@@ -86,11 +87,7 @@ class _Worker:
   def create_executor(
       self, cardinalities: tff.framework.CardinalitiesType
   ) -> tff.framework.RemoteExecutor:
-    """Returns an executor, after starting the worker if necessary.
-
-    Raises:
-      RuntimeError: If the worker does not start, died, or was ended.
-    """
+    """Returns an executor, after starting the worker if necessary."""
     with self._lock:
       # TFF retries calls whose connection broke. Starting another worker then
       # would undo `end`, or fail for the same reason (mostly lack of memory).
@@ -132,7 +129,6 @@ class _Worker:
     return process
 
   def _start_at(self, port: int) -> subprocess.Popen[bytes]:
-    """Starts the process."""
     command = [
         *(sys.executable, '-I', '-S', '-c', _LAUNCHER, str(os.getpid())),
         *(_WORKER_PATH, f'--port={port}'),
@@ -350,26 +346,12 @@ def end_worker_processes() -> None:
     return
   for context in list(_blocks):
     context.close()
-  children = [
-      child
-      for child in psutil.Process().children()
-      if _name_of(child) == _WORKER_NAME
-  ]
-  for child in children:
-    with contextlib.suppress(psutil.NoSuchProcess):
-      child.kill()
+  children = tff_stand_ins.kill_workers()
   # Not `child.wait()`, which would reap the process: TFF sends a signal to its
   # process id later, which another process could have by then.
   deadline = time.monotonic() + _END_TIMEOUT_SECONDS
   while any(_is_running(c) for c in children) and time.monotonic() < deadline:
     time.sleep(0.01)
-
-
-def _name_of(process: psutil.Process) -> str:
-  try:
-    return process.name()
-  except psutil.NoSuchProcess:
-    return ''
 
 
 def _is_running(process: psutil.Process) -> bool:

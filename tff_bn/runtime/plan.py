@@ -23,7 +23,7 @@ import dataclasses
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.runtime import graph_cache
+from tff_bn.runtime import imported_graph
 from tff_bn.runtime import interpreter
 from tff_bn.runtime import plan_stage
 from tff_bn.runtime import symbols
@@ -64,10 +64,7 @@ class Pass:
 class Transfer:
   """A value that the server sends to all clients, or each client to the server.
 
-  Attributes:
-    pass_number: The number of the pass, from 0.
-    sender: The sender.
-    leaf: The leaf of the value.
+  The first pass has the number 0.
   """
 
   pass_number: int
@@ -90,14 +87,8 @@ class Plan:
   def __init__(
       self,
       computation: tff.framework.ConcreteComputation,
-      graphs: graph_cache.GraphCache,
+      graphs: imported_graph.GraphCache,
   ):
-    """Plans a computation.
-
-    Args:
-      computation: The computation.
-      graphs: The cache for the computation's graphs.
-    """
     self.server_inputs: list[symbols.Leaf] = []
     self.client_inputs: list[symbols.Leaf] = []
     proto = tff.framework.ConcreteComputation.get_proto(computation)
@@ -115,15 +106,11 @@ class Plan:
       results: Iterable[symbols.Leaf],
       client_results: Iterable[symbols.Leaf] = (),
   ) -> list[Transfer]:
-    """Returns the values that must be sent to compute certain results.
+    """Returns the values that must be sent to compute some of `self.results`.
 
-    Args:
-      results: Leaves of the result.
-      client_results: Further leaves of the result, which clients receive.
-
-    Returns:
-      The transfers in their order. A client sends a value once in each pass
-      that aggregates it; the server sends a value once.
+    Clients receive `client_results`, which are further leaves of the result.
+    The transfers are in their order. A client sends a value once in each pass
+    that aggregates it; the server sends a value once.
     """
     client_results = tuple(client_results)
     received = [(leaf.node.level, leaf) for leaf in client_results]

@@ -17,7 +17,7 @@ import tensorflow_federated as tff
 from tff_bn.runtime import arguments
 from tff_bn.runtime import client_part
 from tff_bn.runtime import execution
-from tff_bn.runtime import graph_cache
+from tff_bn.runtime import imported_graph
 from tff_bn.runtime import plan as plan_lib
 
 
@@ -28,14 +28,10 @@ class PlanContext(tff.framework.SyncContext, abc.ABC):
   """
 
   def __init__(self, server_device: str):
-    """Initializes the context.
-
-    Args:
-      server_device: The full name of the device for the server's part.
-    """
+    """Initializes the context with the full name of the server's device."""
     super().__init__()
     self._server_device = server_device
-    self._graphs = graph_cache.GraphCache()
+    self._graphs = imported_graph.GraphCache()
     self._plans: dict[int, plan_lib.Plan] = {}
     self._lock = threading.Lock()
 
@@ -45,8 +41,7 @@ class PlanContext(tff.framework.SyncContext, abc.ABC):
   ) -> contextlib.AbstractContextManager[execution.Clients]:
     """Returns a context manager that creates and frees an invocation's clients.
 
-    Args:
-      invocation: An invocation with at least one client.
+    The invocation has at least one client.
     """
 
   def invoke(self, comp: Any, arg: Any) -> Any:
@@ -85,11 +80,7 @@ class PlanContext(tff.framework.SyncContext, abc.ABC):
       )
 
   def plan(self, comp: tff.framework.ConcreteComputation) -> plan_lib.Plan:
-    """Returns the plan of a computation, which is made only once.
-
-    Args:
-      comp: The computation.
-    """
+    """Returns the plan of a computation, which is made only once."""
     # The key is the identity: comparing computations would serialize them.
     key = id(comp)
     with self._lock:
@@ -111,14 +102,7 @@ _Context = TypeVar('_Context', bound=PlanContext)
 
 @contextlib.contextmanager
 def installed(context: _Context) -> Iterator[_Context]:
-  """Makes a context the calling thread's default for a `with` block.
-
-  Args:
-    context: The context, which is closed at the end of the block.
-
-  Yields:
-    The context.
-  """
+  """Makes a context the thread's default for a `with` block, then closes it."""
   previous = tff.framework.get_context_stack().current
   tff.framework.set_default_context(context)
   try:

@@ -56,12 +56,7 @@ class Stage:
   def __call__(
       self, tensors: Sequence[tf.Tensor], device: str
   ) -> list[tf.Tensor]:
-    """Computes the output tensors.
-
-    Args:
-      tensors: The input tensors.
-      device: The full name of the device that computes them.
-    """
+    """Computes the output tensors on the device with a full name."""
     if not self.outputs:
       return []
     if self._function is None:
@@ -95,16 +90,15 @@ class Stage:
         config_proto=_WITHOUT_GRAPPLER,
     )
 
-  def _compute(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    # A function that is called as an operation must not return a tensor that
-    # TensorFlow knows to be a shape.
-    return [
-        tf.raw_ops.DeepCopy(x=result) if result.dtype == tf.int32 else result
-        for result in self._body(tensors)
-    ]
-
   def _trace(self) -> Any:
+    def compute(*tensors):
+      # A function that is called as an operation must not return a tensor that
+      # TensorFlow knows to be a shape.
+      return [
+          tf.raw_ops.DeepCopy(x=result) if result.dtype == tf.int32 else result
+          for result in self._body(list(tensors))
+      ]
+
     return tf.compat.v1.wrap_function(
-        lambda *tensors: self._compute(list(tensors)),
-        [leaf.spec for leaf in self.inputs],
+        compute, [leaf.spec for leaf in self.inputs]
     )

@@ -25,11 +25,8 @@ class Location(enum.Enum):
 class Leaf:
   """A symbol for a tensor or a dataset.
 
-  Attributes:
-    node: The node that computes it.
-    type: Its type.
-    name: Its place in the structure that the node computes, such as
-      `weights.trainable[0]`; empty if it is not part of a structure.
+  `name` is its place in the structure that the node computes, such as
+  `weights.trainable[0]`, and empty if it is not part of a structure.
   """
 
   __slots__ = ('name', 'node', 'type')
@@ -96,11 +93,7 @@ class Input(Node):
 
 
 class Operation(Node):
-  """An operation of TensorFlow.
-
-  Attributes:
-    trace: Computes the output tensors from the input tensors.
-  """
+  """An operation of TensorFlow; `trace` maps input to output tensors."""
 
   def __init__(
       self,
@@ -116,11 +109,8 @@ class Operation(Node):
 class Fold(Node):
   """The accumulation of the clients' values at the server.
 
-  Attributes:
-    values: The clients' values.
-    zero: The accumulator before the first client.
-    accumulate: Maps the accumulator and a client's values to the next
-      accumulator.
+  `accumulate` maps the accumulator, `zero` before the first client, and a
+  client's `values` to the next accumulator.
   """
 
   def __init__(
@@ -147,10 +137,8 @@ class Fold(Node):
 class InnerFunction:
   """A function that is an argument of an intrinsic, such as an accumulation.
 
-  Attributes:
-    inputs: The leaves of the function's arguments.
-    captured: The leaves from outside that the function uses.
-    outputs: The leaves of its results.
+  It computes `outputs` from its arguments `inputs` and from the leaves outside
+  that it captured.
   """
 
   inputs: tuple[Leaf, ...]
@@ -167,15 +155,7 @@ class InnerFunction:
 
 
 def nodes_between(known: Iterable[Leaf], outputs: Iterable[Leaf]) -> list[Node]:
-  """Finds the nodes that compute `outputs` from `known` leaves.
-
-  Args:
-    known: The leaves whose nodes are not needed.
-    outputs: The leaves to compute.
-
-  Returns:
-    The nodes in topological order.
-  """
+  """Returns the nodes that compute `outputs` from `known`, inputs first."""
   known = set(known)
   nodes: dict[int, Node] = {}
   stack = [leaf for leaf in outputs if leaf not in known]
@@ -190,14 +170,10 @@ def nodes_between(known: Iterable[Leaf], outputs: Iterable[Leaf]) -> list[Node]:
 def compute(
     outputs: Sequence[Leaf], tensors: dict[Leaf, tf.Tensor]
 ) -> list[tf.Tensor]:
-  """Computes leaves by running the operations before them.
+  """Computes the tensors of `outputs` by running the operations before them.
 
-  Args:
-    outputs: The leaves to compute.
-    tensors: The tensors of known leaves, with all inputs and folds among them.
-
-  Returns:
-    The tensors of `outputs`.
+  `tensors` has the tensors of known leaves, with all inputs and folds among
+  them.
   """
   tensors = dict(tensors)
   for node in nodes_between(tensors, outputs):
@@ -219,16 +195,7 @@ def flatten(tree: Tree) -> list[Leaf]:
 def new_inputs(
     type_spec: tff.Type, location: Location, leaves: list[Leaf]
 ) -> Tree:
-  """Creates the symbols of an argument.
-
-  Args:
-    type_spec: The argument's type.
-    location: The argument's place.
-    leaves: A list to which the new leaves are appended.
-
-  Returns:
-    The tree of the new leaves.
-  """
+  """Creates the symbols of an argument and appends them to `leaves`."""
   new = [
       Input(location, leaf_type, name).outputs[0]
       for leaf_type, name in zip(

@@ -19,13 +19,13 @@ def pytest_collection_modifyitems(items):
   ]
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')
 def fed_bn():
   """A process with client states."""
   return ray_example.build('build_fed_bn')
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')
 def expected(fed_bn):
   """The result of its rounds in process."""
   with runtime.in_process_runtime():

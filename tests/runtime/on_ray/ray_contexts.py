@@ -35,6 +35,14 @@ def in_process_context():
   context.close()
 
 
+@pytest.fixture(scope='module')
+def native_context():
+  """Replaces TFF's own runtime, which other tests compare with this one."""
+  context = runtime.InProcessContext()
+  yield context
+  context.close()
+
+
 def pids(context):
   """Returns the process ids of the ready workers."""
   return [

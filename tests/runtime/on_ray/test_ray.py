@@ -1,8 +1,10 @@
 """Tests that Ray computes the same bits as in process and survives losses."""
 
+import dataclasses
 import os
 import pickle
 import signal
+import time
 
 import contexts
 import numpy as np
@@ -76,9 +78,9 @@ class TestSameBits:
     ]
     assert ray_example.rounds(fed_bn, lambda _: datasets) == expected
 
-  @pytest.mark.parametrize('name', ['build_fed_avg', 'build_fedtan'])
-  def test_algorithms(self, name):
-    process = ray_example.build(name)
+  @pytest.mark.slow
+  def test_fedtan(self):
+    process = ray_example.build('build_fedtan')
     found = ray_example.rounds(process, ray_example.traps())
     with runtime.in_process_runtime():
       assert found == ray_example.rounds(process, ray_example.traps())
@@ -251,3 +253,39 @@ class TestLosses:
       comp([[1], Fatal(), [2]])
     ray_contexts.wait_for(context, 2)
     assert comp([[1], [2, 3]]) == 3
+
+  @pytest.fixture
+  def change_options(self, context, monkeypatch):
+    """Returns a function that changes the options of the running workers."""
+
+    def change(**options):
+      workers = context._workers
+      changed = dataclasses.replace(workers._options, **options)
+      monkeypatch.setattr(workers, '_options', changed)
+
+    return change
+
+  @pytest.mark.slow
+  def test_slow_client_is_computed_elsewhere(
+      self, context, fed_bn, expected, trap, change_options
+  ):
+    ray_example.rounds(fed_bn, ray_example.traps())  # Traces everything.
+    change_options(client_timeout=2.0)
+    began = time.monotonic()
+    datasets = ray_example.traps(trap, seconds=600)
+    assert ray_example.rounds(fed_bn, datasets) == expected
+    assert time.monotonic() - began < 60
+    # The sleeping worker still exists, but gets no clients.
+    assert len(ray_contexts.pids(context)) == 2
+    assert ray_example.rounds(fed_bn, ray_example.traps()) == expected
+
+  # This test is the last one, because no worker is left.
+  @pytest.mark.slow
+  def test_round_without_workers_ends(self, context, fed_bn, change_options):
+    change_options(worker_timeout=0.5)
+    for pid in ray_contexts.pids(context):
+      os.kill(pid, signal.SIGKILL)
+    with pytest.raises(
+        runtime.WorkersLostError, match='worker_timeout=0.5 seconds'
+    ):
+      ray_example.rounds(fed_bn, ray_example.traps())

@@ -15,12 +15,14 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope='module')
-def cluster():
-  """A cluster of two cores to which this process is connected."""
+def context():
+  """A context with two workers, on a cluster of two cores."""
   from tff_bn.runtime.on_ray import ray_cluster
 
   with ray_cluster.connected(ray_contexts.options(cpus_per_worker=1)):
-    yield
+    context = _make()
+    yield context
+    context.close()
 
 
 def _make(**options):
@@ -31,41 +33,9 @@ def _name():
   return 'a'
 
 
-def _fail():
-  raise OSError('There is no such file.')
-
-
-@pytest.mark.usefixtures('cluster')
-def test_worker_with_other_versions(monkeypatch):
-  name = 'tff_bn source'
-  there = versions.versions()
-  monkeypatch.setattr(
-      versions, 'versions', lambda: {**there, name: 'something else'}
-  )
-  with pytest.raises(
-      ValueError, match=f'differs: its {name} is .*, here it is something else'
-  ):
-    _make(num_workers=1)
-
-
-@pytest.mark.usefixtures('cluster')
-def test_worker_with_another_answer():
-  context = _make(num_workers=1)
-  context.check_workers('the name', _name, 'a')
-  with pytest.raises(
-      ValueError, match=r'the name gives a there, here it gives b\.$'
-  ):
-    context.check_workers('the name', _name, 'b')
-  context.close()
-  context = _make(num_workers=1)
-  with pytest.raises(ValueError, match='the file gives OSError: There is no'):
-    context.check_workers('the file', _fail, 'c')
-  context.close()
-
-
-@pytest.mark.usefixtures('cluster')
-def test_later_worker_that_differs_is_not_used(fed_bn, expected, tmp_path):
-  context = _make()
+def test_later_worker_that_differs_is_not_used(
+    context, fed_bn, expected, tmp_path
+):
   path = tmp_path / 'file'
   path.touch()
 
@@ -84,10 +54,32 @@ def test_later_worker_that_differs_is_not_used(fed_bn, expected, tmp_path):
       assert ray_example.rounds(fed_bn, ray_example.traps()) == expected
   assert any('the file gives False there' in line for line in logs.output)
   assert ray_contexts.pids(context) == before[1:]
-  context.close()
+  # The other worker stays for the next test.
+  path.touch()
+  context._workers._refusals.clear()
 
 
-@pytest.mark.usefixtures('cluster')
+def _fail():
+  raise OSError('There is no such file.')
+
+
+# The tests before it use the workers, of which it leaves none.
+def test_other_versions_and_answers(context, monkeypatch):
+  context.check_workers('the machine', _name, 'a')
+  name = 'tff_bn source'
+  here = {**versions.versions(), name: 'something else'}
+  monkeypatch.setattr(versions, 'versions', lambda: here)
+  with pytest.raises(
+      ValueError,
+      match=(
+          f'differs: its {name} is .*, here it is something else; the file'
+          r' gives OSError: There is no such file\. there, here it gives c\.$'
+      ),
+  ):
+    context.check_workers('the file', _fail, 'c')
+
+
+@pytest.mark.usefixtures('context')
 def test_cluster_without_room_is_refused_at_once():
   with pytest.raises(
       ValueError,
@@ -98,7 +90,7 @@ def test_cluster_without_room_is_refused_at_once():
     _make(num_workers=1, gpus_per_worker=1)
 
 
-@pytest.mark.usefixtures('cluster')
+@pytest.mark.usefixtures('context')
 def test_second_cluster_is_refused():
   with pytest.raises(ValueError, match="address='10.0.0.5:1'.*already"):
     ray_contexts.make(address='10.0.0.5:1')

@@ -42,15 +42,9 @@ class RayClients(execution.Clients):
       workers: ray_workers.Workers,
       sender: transport.Sender,
   ):
-    """Initializes the clients.
+    """Initializes the clients of the invocation with a number.
 
-    Args:
-      invocation: The invocation.
-      number: The number of the invocation.
-      computation: The number of its computation, and Ray's reference to the
-        computation's proto.
-      workers: The workers.
-      sender: The sender that packs the clients' values.
+    `computation` is the computation's number, and Ray's reference to its proto.
     """
     self._plan = invocation.plan
     self._values = invocation.values
@@ -134,8 +128,9 @@ class RayClients(execution.Clients):
 
   def _is_wanted(self, call: ray_workers.Call) -> bool:
     """Returns whether the result of a call is still needed."""
-    return call.task.pass_number == self._pass_number and self._is_missing(
-        call.task.client
+    task = call.task
+    return task.pass_number == self._pass_number and self._is_missing(
+        task.client
     )
 
   def _is_missing(self, client: int) -> bool:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 import contextlib
-import json
 import logging as python_logging
 import os
 import pathlib
@@ -46,11 +45,7 @@ _QUIET = dict(log_to_driver=False, logging_level=python_logging.ERROR)
 def connected(options: ray_options.RayOptions) -> Iterator[threading.Event]:
   """Connects to a cluster, or starts one, for a `with` block.
 
-  Args:
-    options: The options.
-
-  Yields:
-    An event that is set when Ray's process on this machine has ended.
+  The yielded event is set when Ray's process on this machine has ended.
 
   Raises:
     ValueError: If there is no such cluster, or it refuses this process.
@@ -77,14 +72,7 @@ def connected(options: ray_options.RayOptions) -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def _local_cluster(options: ray_options.RayOptions) -> Iterator[str]:
-  """Starts a cluster that only this machine can reach.
-
-  Args:
-    options: The options.
-
-  Yields:
-    The cluster's address.
-  """
+  """Starts a cluster that only this machine can reach; yields its address."""
   num_cpus = cores.num_cores()
   if options.num_workers is not None:
     cpus = options.cpus_per_worker or ray_options.default_cpus_per_worker()
@@ -92,11 +80,7 @@ def _local_cluster(options: ray_options.RayOptions) -> Iterator[str]:
     num_cpus = max(num_cpus, options.num_workers * cpus)
   with tempfile.TemporaryFile('w+') as errors:
     process = subprocess.Popen(
-        [
-            sys.executable,
-            str(_LOCAL_CLUSTER),
-            json.dumps({'num_cpus': num_cpus}),
-        ],
+        [sys.executable, str(_LOCAL_CLUSTER), str(num_cpus)],
         env={
             **os.environ,
             **_LOCAL_ENVIRONMENT,
@@ -132,13 +116,6 @@ def _checked_address(address: str) -> str:
   """Checks that a cluster answers, and returns its host and port.
 
   Ray itself would wait forever if only one side uses TLS.
-
-  Args:
-    address: The cluster's address or 'auto'.
-
-  Raises:
-    ValueError: If there is no cluster, or it refuses this process's
-      certificate.
   """
   place = address
   try:
@@ -183,15 +160,9 @@ def _connection(address: str, is_lost: threading.Event) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _watched(is_lost: threading.Event) -> Iterator[None]:
-  """Watches whether Ray's process on this machine, the raylet, ends.
+  """Sets an event when Ray's process on this machine, the raylet, ends.
 
   When Ray notices the end of the raylet, it ends the program without a message.
-
-  Args:
-    is_lost: The event that is set when the raylet has ended.
-
-  Yields:
-    Nothing.
   """
   node = ray._private.worker._global_node
   with socket.socket(socket.AF_UNIX) as connection:

@@ -28,18 +28,8 @@ class RayContext(plan_context.PlanContext):
   """
 
   def __init__(self, options: ray_options.RayOptions):
-    """Connects to the cluster and waits for workers.
-
-    Args:
-      options: The options, see `ray_runtime`.
-
-    Raises:
-      ImportError: If Ray is not installed.
-      ValueError: If there is no such cluster, or a worker can't be used.
-      WorkersLostError: If no worker starts within `worker_timeout`.
-    """
+    """Connects to the cluster and waits for workers, see `ray_runtime`."""
     super().__init__(devices.HOST)
-    self._stack = contextlib.ExitStack()
     # By plan, the number of its computation and the reference to its proto.
     self._computations: weakref.WeakKeyDictionary[
         plan_lib.Plan, tuple[int, Any]

@@ -6,12 +6,10 @@ processes would survive if that process is killed. This program ends the cluster
 and removes its files when its standard input is closed.
 """
 
-import json
 import logging
 import shutil
 import sys
 import tempfile
-from typing import Any
 
 import ray
 
@@ -21,26 +19,19 @@ _LOOPBACK = '127.0.0.1'
 _TEMPORARY_FOLDER = '/tmp'
 
 
-def serve(options: dict[str, Any]) -> None:
-  """Runs a cluster until the standard input ends.
-
-  Args:
-    options: Arguments of `ray.init`.
-
-  Raises:
-    RuntimeError: If the cluster does not listen on loopback only.
-  """
+def serve(num_cpus: int) -> None:
+  """Runs a cluster until the standard input ends."""
   folder = tempfile.mkdtemp(prefix='tff_bn_', dir=_TEMPORARY_FOLDER)
   try:
     try:
       ray.init(
           address='local',
+          num_cpus=num_cpus,
           include_dashboard=False,
           log_to_driver=False,
           logging_level=logging.ERROR,
           _node_ip_address=_LOOPBACK,
           _temp_dir=folder,
-          **options,
       )
       addresses = {node['NodeManagerAddress'] for node in ray.nodes()}
       if addresses != {_LOOPBACK}:
@@ -58,4 +49,4 @@ def serve(options: dict[str, Any]) -> None:
 
 
 if __name__ == '__main__':
-  serve(json.loads(sys.argv[1]))
+  serve(int(sys.argv[1]))

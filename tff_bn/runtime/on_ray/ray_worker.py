@@ -13,7 +13,7 @@ import tensorflow_federated as tff
 from tff_bn.imports import versions
 from tff_bn.runtime import client_part
 from tff_bn.runtime import devices
-from tff_bn.runtime import graph_cache
+from tff_bn.runtime import imported_graph
 from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import symbols
 from tff_bn.runtime.on_ray import transport
@@ -50,17 +50,11 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-  """A worker's description of itself.
+  """A worker's description of itself."""
 
-  Attributes:
-    place: The worker's machine and process, for messages.
-    versions: The worker's `tff_bn.imports.versions`.
-    answers: The results of the program's checks, or their errors as texts.
-  """
-
-  place: str
+  place: str  # The worker's machine and process, for messages.
   versions: Mapping[str, str]
-  answers: Sequence[Any]
+  answers: Sequence[Any]  # Results of the checks, or their errors as texts.
 
 
 class _Invocation:
@@ -78,14 +72,10 @@ class Worker:
   """A Ray actor that computes one client after another on its device."""
 
   def __init__(self, device_type: str):
-    """Initializes the worker.
-
-    Args:
-      device_type: `'CPU'` or `'GPU'`.
-    """
+    """Initializes the worker for a `'CPU'` or a `'GPU'`."""
     devices.share_gpus()
     self._device = devices.full_name(f'{device_type}:0')
-    self._graphs = graph_cache.GraphCache()
+    self._graphs = imported_graph.GraphCache()
     self._plans: dict[int, plan_lib.Plan] = {}
     self._invocations: dict[int, _Invocation] = {}
 
@@ -107,9 +97,6 @@ class Worker:
       self, task: Task
   ) -> tuple[bool, Optional[tuple[list[Any], list[Any]]]]:
     """Computes a client's part of a pass.
-
-    Args:
-      task: The task.
 
     Returns:
       Whether the worker could compute the task, which it can't if it does not

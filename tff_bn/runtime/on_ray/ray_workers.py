@@ -49,26 +49,17 @@ class CallOwner(Protocol):
 class Call:
   """A task that runs or waits on a worker.
 
-  Attributes:
-    owner: The object that handles the outcome.
-    task: The task.
-    worker: The worker.
-    life: The worker's life in which the call was made.
-    status: Ray's reference to a bool: whether the worker could compute it.
-    values: Ray's reference to the values.
-    is_late: Whether the call takes longer than `client_timeout`.
-    is_done: Whether the values are computed.
-    error: The error that the computation raised.
+  `owner` handles the outcome.
   """
 
   owner: CallOwner
   task: ray_worker.Task
   worker: 'RemoteWorker'
-  life: int
-  status: ray.ObjectRef
+  life: int  # The worker's life in which the call was made.
+  status: ray.ObjectRef  # Of a bool: whether the worker could compute it.
   values: ray.ObjectRef
-  is_late: bool = False
-  is_done: bool = False
+  is_late: bool = False  # Whether it takes longer than `client_timeout`.
+  is_done: bool = False  # Whether the values are computed.
   error: Optional[ray.exceptions.RayTaskError] = None
 
 
@@ -77,31 +68,18 @@ class RemoteWorker:
   """A worker, as the program sees it.
 
   Times are seconds of `time.monotonic`.
-
-  Attributes:
-    actor: Ray's handle.
-    place: The worker's machine and process, for messages.
-    is_ready: Whether the worker can compute clients.
-    life: The number of times that the worker was lost.
-    calls: The worker's calls, the running one first.
-    starting: Ray's reference to the worker's description, while it starts.
-    question: Ray's reference to an expected sign of life.
-    asked_at: The time when the sign of life was asked for.
-    heard_at: The time of the last sign of life, or of the first call after a
-      pause.
-    call_began_at: The time when the running call began.
   """
 
   actor: Any
-  place: str = 'a worker'
-  is_ready: bool = False
-  life: int = 0
-  calls: list[Call] = dataclasses.field(default_factory=list)
-  starting: Optional[ray.ObjectRef] = None
-  question: Optional[ray.ObjectRef] = None
-  asked_at: float = 0.0
-  heard_at: float = 0.0
-  call_began_at: float = 0.0
+  place: str = 'a worker'  # The worker's machine and process, for messages.
+  is_ready: bool = False  # Whether it can compute clients.
+  life: int = 0  # The number of times that it was lost.
+  calls: list[Call] = dataclasses.field(default_factory=list)  # Running first.
+  starting: Optional[ray.ObjectRef] = None  # Its description, while it starts.
+  question: Optional[ray.ObjectRef] = None  # An expected sign of life,
+  asked_at: float = 0.0  # and when it was asked for.
+  heard_at: float = 0.0  # The last sign of life, or first call after a pause.
+  call_began_at: float = 0.0  # When the running call began.
 
   @property
   def is_late(self) -> bool:
@@ -111,15 +89,9 @@ class RemoteWorker:
 
 @dataclasses.dataclass(frozen=True)
 class _Check:
-  """A function whose result must be the same on all workers.
+  """A function whose result must be the same on all workers."""
 
-  Attributes:
-    what: A description of the result, for messages.
-    question: The function.
-    expected: The result that it must return.
-  """
-
-  what: str
+  what: str  # A description of the result, for messages.
   question: Callable[[], Any]
   expected: Any
 
@@ -134,9 +106,7 @@ class Workers:
   def __init__(self, options: ray_options.RayOptions, is_lost: threading.Event):
     """Starts workers and waits for them.
 
-    Args:
-      options: The options.
-      is_lost: The event that is set when the cluster can't be reached any more.
+    `is_lost` is set when the cluster can't be reached any more.
 
     Raises:
       ValueError: If there is no room for a worker, or a worker can't be used.
@@ -218,13 +188,7 @@ class Workers:
   def call(
       self, owner: CallOwner, worker: RemoteWorker, task: ray_worker.Task
   ) -> None:
-    """Sends a task to a worker.
-
-    Args:
-      owner: The object that handles the outcome while it calls `wait`.
-      worker: The worker.
-      task: The task.
-    """
+    """Sends a task to a worker; `owner` handles its outcome during `wait`."""
     status, values = worker.actor.compute.remote(task)
     if not worker.calls:
       worker.call_began_at = worker.heard_at = time.monotonic()
@@ -248,7 +212,7 @@ class Workers:
       for call in worker.calls:
         calls[call.status] = self._on_call, call
     # Ray checks the references in this order.
-    handlers.update(calls)
+    handlers |= calls
     done, _ = ray.wait(list(handlers), timeout=_POLL_SECONDS, fetch_local=False)
     for reference in done:
       handle, about = handlers[reference]

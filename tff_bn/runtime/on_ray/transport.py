@@ -32,26 +32,17 @@ _PYTHON_OPS = frozenset(['EagerPyFunc', 'PyFunc', 'PyFuncStateless'])
 
 @dataclasses.dataclass(frozen=True)
 class Parcel:
-  """A serialized `ClientDataset`.
+  """A serialized `ClientDataset`."""
 
-  Attributes:
-    data: The pickled object without its large arrays.
-    stored: The references to its large arrays in the store.
-  """
-
-  data: bytes
-  stored: tuple[Any, ...]
+  data: bytes  # The pickled object without its large arrays.
+  stored: tuple[Any, ...]  # The references to these arrays in the store.
 
 
 class Sender:
   """Packs values for other processes."""
 
   def __init__(self, put: Callable[[np.ndarray], Any]):
-    """Initializes the sender.
-
-    Args:
-      put: Puts an array into the store and returns a reference to it.
-    """
+    """Initializes the sender; `put` stores an array and returns a reference."""
     self._put = put
     self._lock = threading.Lock()
     self._stored: dict[int, Any] = {}
@@ -60,13 +51,7 @@ class Sender:
     ] = weakref.WeakKeyDictionary()
 
   def pack(self, value: Any) -> Any:
-    """Packs a part of an argument for `unpack`.
-
-    Args:
-      value: An array, a tensor, a `tf.data.Dataset` or a `ClientDataset`.
-
-    Returns:
-      An array or a `Parcel`.
+    """Packs an array, tensor or dataset as an array or a `Parcel`.
 
     Raises:
       ValueError: If a dataset calls a Python function.
@@ -134,15 +119,7 @@ class _Unpickler(pickle.Unpickler):
 def unpack(
     value: Any, get: Callable[[Sequence[Any]], Sequence[np.ndarray]]
 ) -> Any:
-  """Reverses `Sender.pack`.
-
-  Args:
-    value: The packed value.
-    get: Returns the arrays of references to the store.
-
-  Returns:
-    An array or a `ClientDataset`.
-  """
+  """Reverses `Sender.pack`; `get` returns the arrays of references."""
   if not isinstance(value, Parcel):
     return value
   arrays = get(list(value.stored)) if value.stored else ()
@@ -167,13 +144,7 @@ class _GraphDataset(client_dataset.ClientDataset):
 
 
 def dataset_to_array(variant: tf.Tensor) -> np.ndarray:
-  """Serializes the graph that produces a dataset, with its data.
-
-  Args:
-    variant: The dataset's variant tensor.
-
-  Returns:
-    The serialized graph, as uint8.
+  """Serializes, as uint8, the graph that produces a dataset, with its data.
 
   Raises:
     ValueError: If the dataset calls a Python function.
@@ -205,15 +176,10 @@ def variant_from_array(graph: np.ndarray) -> tf.Tensor:
 def to_arrays(
     leaves: Iterable[symbols.Leaf], tensors: Iterable[tf.Tensor]
 ) -> list[Any]:
-  """Converts tensors to values that can be pickled.
+  """Converts tensors to NumPy arrays, which can be pickled.
 
-  Args:
-    leaves: The tensors' leaves.
-    tensors: The tensors.
-
-  Returns:
-    NumPy arrays. A dataset whose graph can't be serialized is the list of its
-    elements, each as the list of its leaves' arrays, depth first.
+  A dataset whose graph can't be serialized becomes the list of its elements,
+  each as the list of its leaves' arrays, depth first.
   """
   return [
       _from_variant(tensor, leaf.type.element)
@@ -238,15 +204,7 @@ def _from_variant(
 
 
 def from_array(leaf: symbols.Leaf, array: Any) -> Any:
-  """Reverses `to_arrays` for one leaf.
-
-  Args:
-    leaf: The leaf.
-    array: The leaf's value from `to_arrays`.
-
-  Returns:
-    The array, or a dataset's variant tensor.
-  """
+  """Reverses `to_arrays` for one leaf; a dataset is its variant tensor."""
   if not isinstance(leaf.type, tff.SequenceType):
     return array
   if isinstance(array, list):
