@@ -32,13 +32,14 @@ from tff_bn.programs.flags import runtime_flags
 from tff_bn.programs.plan import comparison as comparison_lib
 from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.plan import sweeps
-from tff_bn.programs.results import report
-from tff_bn.programs.results import row_sentences
 from tff_bn.programs.runs import output_folder
 from tff_bn.programs.runs import run_folder
 from tff_bn.programs.runs import run_list
 
 if TYPE_CHECKING:
+  import pandas as pd
+
+  from tff_bn.programs.results import report
   from tff_bn.programs.runs import jobs
 
 _OUTPUT_DIR = 'runs/compare'
@@ -218,7 +219,7 @@ def _compare(
     results = _read_results(planned, folders)
     if _are_written(folder, planned.texts, results):
       progress.say(f'All {len(runs)} runs are finished.')
-      print(results.table)
+      print(results.markdown)
       _print_files(planned, folder)
       return
   if flags.jobs > 1:
@@ -295,23 +296,27 @@ class _Results(NamedTuple):
 
   Attributes:
     runs: The runs with their metrics.
-    rows: The rows of results.csv.
+    table: Their numbers, see `report.results`.
     num_averaged: Over how many evaluated rounds they are averaged.
     csv: The text of results.csv.
-    table: The text of results.md.
+    markdown: The text of results.md.
   """
 
-  runs: Sequence[report.Run]
-  rows: Sequence[report.Result]
+  runs: Sequence['report.Run']
+  table: 'pd.DataFrame'
   num_averaged: int
   csv: str
-  table: str
+  markdown: str
 
 
 def _read_results(
     planned: Planned, folders: Mapping[str, pathlib.Path]
 ) -> _Results:
   """Computes the results from the metrics of the runs."""
+  # Imported late: pandas takes time.
+  from tff_bn.programs.results import report
+  from tff_bn.programs.results import row_sentences
+
   comparison = planned.comparison
   average_last = planned.flags.average_last
   rows = {name: report.read_rows(path) for name, path in folders.items()}
@@ -325,7 +330,7 @@ def _read_results(
       )
       for run in comparison.runs
   ]
-  results = [report.result(run, average_last) for run in runs]
+  table = report.results(runs, average_last)
   # A short run has fewer evaluated rounds.
   num_averaged = max(len(report.last_rows(run, average_last)) for run in runs)
   names = [axis.name for axis in comparison.axes]
@@ -333,7 +338,7 @@ def _read_results(
   if planned.show is None:
     varied = [name for name in comparison.varied_flags if name not in names]
     sentences = row_sentences.describe(
-        results,
+        table,
         names,
         varied,
         {
@@ -343,10 +348,10 @@ def _read_results(
     )
   return _Results(
       runs,
-      results,
+      table,
       num_averaged,
-      report.results_csv(results),
-      report.results_markdown(results, num_averaged, names, sentences, runs),
+      report.to_csv(table),
+      report.results_markdown(table, num_averaged, names, sentences, runs),
   )
 
 
@@ -356,7 +361,7 @@ def _are_written(
   """Whether the folder of a comparison has all its files, of these results."""
   expected = {
       run_folder.RESULTS_CSV: results.csv,
-      run_folder.RESULTS_MARKDOWN: results.table,
+      run_folder.RESULTS_MARKDOWN: results.markdown,
   }
   return (
       (folder / run_folder.FLAGS_FILE).exists()
@@ -382,6 +387,7 @@ def _write_results(
   from tff_bn.programs.results import charts
   from tff_bn.programs.results import html_report
   from tff_bn.programs.results import plots
+  from tff_bn.programs.results import report
   from tff_bn.programs.runs import jobs
   from tff_bn.programs.testing import held_out
 
@@ -389,7 +395,7 @@ def _write_results(
   names = [axis.name for axis in comparison.axes]
   results = _read_results(planned, folders)
   files.replace(folder / run_folder.RESULTS_CSV, results.csv)
-  files.replace(folder / run_folder.RESULTS_MARKDOWN, results.table)
+  files.replace(folder / run_folder.RESULTS_MARKDOWN, results.markdown)
   first = comparison.runs[0].settings
   data = builder.data(first)
   title = jobs.describe_data(first, data, comparison.varied_flags)
@@ -402,14 +408,14 @@ def _write_results(
   elif planned.show is None:
     drawn |= plots.of_sweep(
         results.runs,
-        results.rows,
+        results.table,
         results.num_averaged,
         comparison.axes,
         title,
     )
   charts.save(folder / run_folder.PLOTS, drawn)
   if planned.show is None:
-    print(results.table)
+    print(results.markdown)
   held_out.write_comparison(
       folder,
       [

@@ -19,7 +19,6 @@ from tff_bn.programs.flags import named_code
 from tff_bn.programs.flags import run_flags
 from tff_bn.programs.flags import runtime_flags
 from tff_bn.programs.plan import settings as settings_lib
-from tff_bn.programs.results import report
 from tff_bn.programs.runs import output_folder
 from tff_bn.programs.runs import run_folder
 from tff_bn.programs.testing import keras_files
@@ -82,6 +81,9 @@ def _print_result(
     settings: settings_lib.RunSettings, folder: pathlib.Path
 ) -> None:
   """Prints how good the model is, and where the files are."""
+  # Imported late: pandas takes time.
+  from tff_bn.programs.results import report
+
   evaluate = f'tff-bn-evaluate --run={folder}{named_code.trust(settings)}'
   rows = report.read_rows(folder)
   print(report.describe_last(rows, settings_lib.has_client_models(settings)))
@@ -118,6 +120,7 @@ def _train_and_plot(
   from tff_bn.programs.results import charts
   from tff_bn.programs.results import html_report
   from tff_bn.programs.results import plots
+  from tff_bn.programs.results import report
   from tff_bn.programs.runs import jobs
   from tff_bn.programs.runs import run_building
   from tff_bn.programs.testing import held_out

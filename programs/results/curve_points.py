@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import math
-import statistics
 from typing import Any, Optional
+
+import pandas as pd
 
 from tff_bn.catalog import columns
 from tff_bn.programs.results import report
@@ -68,22 +69,28 @@ def values(
   points = []
   for name, runs in groups.items():
     time = seconds.get(name)
-    rows: dict[int, list[report.Row]] = {}
-    for row in (row for run in runs for row in run.rows):
-      rows.setdefault(int(row['round']), []).append(row)
-    for number in sorted(rows):
-      point: dict[str, Any] = {'name': name, ROUND: number}
+    rows = pd.DataFrame([row for run in runs for row in run.rows])
+    rows = rows.replace([math.inf, -math.inf], math.nan)
+    shown = [
+        column
+        for column in (*columns.costs(), *columns.averaged())
+        if column.name in rows
+    ]
+    groups_by_round = rows.groupby(ROUND)[[column.name for column in shown]]
+    by_round = groups_by_round.agg(['mean', 'std']).to_dict('index')
+    for number, found in by_round.items():
+      point: dict[str, Any] = {'name': name, ROUND: int(number)}
       if time is not None:
         point[SECONDS] = _rounded(time * number)
-      for column in (*columns.costs(), *columns.averaged()):
-        found = [row[column.name] for row in rows[number] if column.name in row]
-        found = [value for value in found if math.isfinite(value)]
-        if found:
-          point[column.name] = _rounded(statistics.fmean(found))
-        if found and column.kind.is_averaged:
-          point[deviation_of(column.name)] = (
-              _rounded(statistics.stdev(found)) if len(found) > 1 else 0.0
-          )
+      for column in shown:
+        mean, deviation = found[column.name, 'mean'], found[column.name, 'std']
+        if math.isfinite(mean):
+          point[column.name] = _rounded(mean)
+          if column.kind.is_averaged:
+            one = math.isnan(deviation)
+            point[deviation_of(column.name)] = (
+                0.0 if one else _rounded(deviation)
+            )
       points.append(point)
   return points
 

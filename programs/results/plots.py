@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 import itertools
 import math
-import statistics
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import pandas as pd
 
 from tff_bn.catalog import columns
 from tff_bn.catalog import datasets
@@ -133,7 +132,7 @@ def _side_by_side(
 
 def of_sweep(
     runs: Sequence[report.Run],
-    results: Sequence[report.Result],
+    results: pd.DataFrame,
     average_last: int,
     axes: Sequence[axes_lib.Axis],
     title: str,
@@ -142,7 +141,7 @@ def of_sweep(
 
   Args:
     runs: The runs.
-    results: Their rows of results.csv.
+    results: What `report.results` returned for them.
     average_last: The number of evaluated rounds over which these average.
     axes: What they differ in, besides the seed.
     title: The title.
@@ -157,28 +156,9 @@ def of_sweep(
   }
 
 
-def _mean_over_seeds(
-    results: Sequence[report.Result],
-    names: Sequence[str],
-    column: str,
-    worst_of: Sequence[str],
-) -> dict[tuple[str, ...], float]:
-  """Computes the mean of a column over the seeds for each cell.
-
-  It is the smallest of the means that the labels `worst_of` tell apart, as for
-  attacks in ByzFL's benchmark (https://byzfl.epfl.ch), and NaN without values.
-  """
-  means: dict[tuple[str, ...], list[float]] = {}
-  for labels, rows in report.by_labels(results, (*names, *worst_of)).items():
-    values = [float(row.get(column, math.nan)) for row in rows]
-    means.setdefault(labels[: len(names)], []).append(statistics.fmean(values))
-  # `min` could miss a NaN.
-  return {labels: float(np.min(values)) for labels, values in means.items()}
-
-
 def _heat_maps(
     runs: Sequence[report.Run],
-    results: Sequence[report.Result],
+    results: pd.DataFrame,
     average_last: int,
     axes: Sequence[axes_lib.Axis],
     title: str,
@@ -191,7 +171,7 @@ def _heat_maps(
     if (
         not column.kind.higher_is_better
         or _num_cells(others) > _MAX_PANELS
-        or not any(column.name in result for result in results)
+        or (results[column.name] == '').all()
     ):
       continue
     measured = measures.name(column.name, report.have_client_models(runs))
@@ -228,7 +208,7 @@ def _pairs(
 
 
 def _heat_map(
-    results: Sequence[report.Result],
+    results: pd.DataFrame,
     rows: axes_lib.Axis,
     by: axes_lib.Axis,
     others: Sequence[axes_lib.Axis],
@@ -240,14 +220,17 @@ def _heat_map(
   # Side by side: the algorithms. In each line: a combination of the others.
   others = sorted(others, key=lambda axis: axis.name == report.ALGORITHM)
   names = [axis.name for axis in (*others, rows, by)]
-  means = _mean_over_seeds(
-      results, names, column.name, [axis.name for axis in worst_of]
+  hidden = [axis.name for axis in worst_of]
+  means = report.means(results, [*names, *hidden], [column.name])[column.name]
+  # As for attacks in ByzFL's benchmark (https://byzfl.epfl.ch), the worst mean.
+  worst = means.groupby(level=names, sort=False).agg(
+      lambda x: x.min(skipna=False)
   )
   shown_rows, shown_columns = _shown_labels(rows), _shown_labels(by)
   values: list[dict[str, Any]] = []
   for cell in axes_lib.product(others):
     for row, label in itertools.product(shown_rows, shown_columns):
-      mean = means[(*cell.labels.values(), row, label)]
+      mean = worst[(*cell.labels.values(), row, label)]
       values.append(
           dict(
               panel=_describe(cell.labels, others),

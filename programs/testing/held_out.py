@@ -7,6 +7,8 @@ import io
 import pathlib
 from typing import Optional
 
+import pandas as pd
+
 from tff_bn import data as tff_bn_data
 from tff_bn.common import csv_files
 from tff_bn.common import files
@@ -246,18 +248,24 @@ def table_cells(
   Returns:
     The titles, and a line for each client of each run.
   """
-  accuracies: dict[tuple[str, str], dict[str, list[float]]] = {}
-  for name, rows in results:
-    for row in rows:
-      values = accuracies.setdefault((name, row.client), {})
-      if row.accuracy is not None:
-        values.setdefault(row.statistics, []).append(100 * row.accuracy)
-  titles = [f'{name}, %' for name in _EXPLANATIONS]
-  has_names = first_column != CLIENT
-  cells = [[first_column, CLIENT, *titles] if has_names else [CLIENT, *titles]]
-  for (name, client), values in accuracies.items():
-    cells.append(
-        ([name, client] if has_names else [client])
-        + [tables.mean_and_deviation(values.get(s, [])) for s in _EXPLANATIONS]
-    )
-  return cells
+  labels = list(dict.fromkeys([first_column, CLIENT]))
+  accuracies = pd.DataFrame(
+      [
+          (name, row.client, row.statistics, row.accuracy)
+          for name, rows in results
+          for row in rows
+      ],
+      columns=[ALGORITHM, CLIENT, 'statistics', 'accuracy'],
+  ).astype({'accuracy': float})
+  lines = accuracies.pivot_table(
+      index=labels,
+      columns='statistics',
+      values='accuracy',
+      aggfunc=lambda shares: tables.mean_and_deviation(100 * shares.dropna()),
+      sort=False,
+      fill_value='–',
+  ).reindex(columns=list(_EXPLANATIONS), fill_value='–')
+  return [
+      [*labels, *(f'{name}, %' for name in _EXPLANATIONS)],
+      *lines.reset_index().to_numpy().tolist(),
+  ]
