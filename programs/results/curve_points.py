@@ -36,15 +36,7 @@ def columns_of(runs: _Runs) -> list[columns.Column]:
 def by_name(
     runs: _Runs, name: Callable[[report.Run], str] = lambda run: run.name
 ) -> dict[str, list[report.Run]]:
-  """Groups runs, usually those that differ only in the seed.
-
-  Args:
-    runs: The runs.
-    name: Returns the name of a run's line.
-
-  Returns:
-    The runs of each line by its name.
-  """
+  """Returns the runs of each line by its name, usually all seeds of a run."""
   groups: dict[str, list[report.Run]] = {}
   for run in runs:
     groups.setdefault(name(run), []).append(run)

@@ -98,12 +98,7 @@ def name_algorithms(runs: Sequence[report.Run]) -> str:
 
 
 def write(folder: pathlib.Path, page: Page) -> None:
-  """Writes `report.html`.
-
-  Args:
-    folder: The folder of the run or the comparison.
-    page: What it is about.
-  """
+  """Writes `report.html` into the folder of a run or a comparison."""
   results = report.results(page.runs, page.num_averaged)
   run_cells, run_links = _runs(folder, page, results)
   axes = _axes(page)
@@ -207,11 +202,7 @@ def _data(
 
 
 def refresh_figures(folder: pathlib.Path) -> None:
-  """Shows the plots of new analyses in the page of a folder, if it has one.
-
-  Args:
-    folder: The folder of a run or a comparison.
-  """
+  """Shows the plots of new analyses in the page of a folder, if it has one."""
   path = folder / run_folder.REPORT
   if path.exists():
     text = path.read_text(encoding='utf-8')
@@ -260,13 +251,7 @@ def _filters(
 
 
 def client_accuracies(folder: pathlib.Path) -> list[tuple[str, float]]:
-  """Reads the accuracies of a run's clients.
-
-  Args:
-    folder: The run's folder.
-
-  Returns:
-    The id and the accuracy of each client; none if they are not there.
+  """Reads the ids and the accuracies of a run's clients, if they are there.
 
   Raises:
     ValueError: If the file is damaged. A run that failed has no checksum of it.
@@ -303,14 +288,9 @@ def _client_cells(
 ) -> list[list[str]]:
   """Returns the table of the accuracy of each client, in percent.
 
-  Args:
-    clients: What `_clients` returned.
-    names: The names of the runs.
-
-  Returns:
-    The titles, and a line for each client with a column for each name of a run:
-    the mean and the standard deviation over the seeds. Nothing if there are no
-    results, or more than `MAX_TABLE_CLIENTS` clients.
+  There are titles, and a line for each client with a column for each name of a
+  run: the mean and the standard deviation over the seeds. The table is empty
+  without clients, and with more than `MAX_TABLE_CLIENTS`.
   """
   if not 0 < clients['client'].nunique() <= measures.MAX_TABLE_CLIENTS:
     return []

@@ -35,15 +35,7 @@ _HEAT_MAPS = {'test_accuracy': '', 'client_test_accuracy': '_clients'}
 def label_distribution(
     data: 'federated.FederatedData', title: str
 ) -> dict[str, charts.Spec]:
-  """Draws the number of examples of each class and client.
-
-  Args:
-    data: The data of the clients.
-    title: The title.
-
-  Returns:
-    The chart `label_distribution`.
-  """
+  """Draws the number of examples of each class and client."""
   num_clients, num_classes = data.label_distribution().shape
   chart = charts.labels(
       num_clients,
@@ -73,13 +65,9 @@ def of_algorithms(
   Curves against communication are for comparisons only: a single algorithm
   sends the same amount in every round, unless it has phases.
 
-  Args:
-    runs: The runs.
-    title: The title.
-
   Returns:
-    The charts by name: `accuracy`, `loss` and `accuracy_by_megabytes`, each
-    with a panel for every column that a run has.
+    The charts by name, such as `loss` and `accuracy_by_megabytes`, each with a
+    panel for every column that a run has.
   """
   groups = curve_points.by_name(runs)
   axes = [charts.ROUND]
@@ -142,7 +130,7 @@ def of_sweep(
   Args:
     runs: The runs.
     results: What `report.results` returned for them.
-    average_last: The number of evaluated rounds over which these average.
+    average_last: The number of evaluated rounds over which it averages.
     axes: What they differ in, besides the seed.
     title: The title.
 
@@ -242,19 +230,9 @@ def _heat_map(
   num_columns = min(len(others[-1].points), 6) if others else 1
   is_long = max(map(len, shown_columns.values())) > _LABEL_LENGTH
   chart = charts.heat_map(rows.name, by.name, -30 if is_long else 0)
-  chart = _panels(chart, values, num_columns)
+  chart = charts.panels(chart, values, num_columns)
   width = 150 + num_columns * (50 + 46 * len(by.points))
   return charts.titled(chart, width, *titles)
-
-
-def _panels(
-    chart: charts.Spec, values: Sequence[Mapping[str, Any]], num_columns: int
-) -> charts.Spec:
-  """Draws a chart for each `panel` in the values."""
-  titles = list(dict.fromkeys(value['panel'] for value in values))
-  return dict(
-      charts.panels(chart, titles, num_columns), data=dict(values=values)
-  )
 
 
 def _shown_labels(axis: axes_lib.Axis) -> dict[str, str]:
@@ -287,13 +265,8 @@ def _curve_panels(
 ) -> dict[str, charts.Spec]:
   """Draws a panel for each combination of swept values, a line per algorithm.
 
-  Args:
-    runs: The runs.
-    axes: What they differ in.
-    title: The title.
-
-  Returns:
-    A chart for each column. The values of the last swept axis are side by side.
+  There is a chart for each column. The values of the last swept axis are side
+  by side.
   """
   swept = [axis for axis in axes if axis.name != report.ALGORITHM]
   if _num_cells(swept) > _MAX_PANELS:
@@ -323,7 +296,7 @@ def _curve_panels(
   for column in curve_points.columns_of(runs):
     chart = charts.curves(runs, column, charts.ROUND, styles) | _SMALL_PANEL
     drawn[column.name] = charts.titled(
-        _panels(chart, values, num_columns),
+        charts.panels(chart, values, num_columns),
         num_columns * _SMALL_PANEL['width'],
         title,
         curve_points.title(column, runs),

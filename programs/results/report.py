@@ -69,15 +69,10 @@ def read_rows(folder: pathlib.Path) -> list[dict[str, float]]:
 
 
 def describe_last(rows: Sequence[Row], has_client_models: bool) -> str:
-  """Describes the last row of a run in lines, for the end of its training.
+  """Describes the last row of metrics.csv in lines, at the end of a training.
 
-  Args:
-    rows: The rows of its metrics.csv.
-    has_client_models: Whether the clients have own models.
-
-  Returns:
-    Its test metrics: on the whole test set and, if they are known, on the
-    clients' own test data.
+  They have the metrics on the whole test set and, if they are known, on the
+  clients' own test data.
   """
   last = rows[-1]
   measured = {
@@ -109,14 +104,9 @@ def _measured_lines(measured: Mapping[str, Row]) -> list[str]:
 
 
 def last_rows(run: Run, average_last: int) -> Sequence[Row]:
-  """Returns the rows over which the table averages.
+  """Returns the last rows, over which the table averages.
 
-  Args:
-    run: The run.
-    average_last: The largest number of rows.
-
-  Returns:
-    The last rows, without the row of round 0, whose model is untrained.
+  The row of round 0 is none of them: its model is untrained.
   """
   return [row for row in run.rows if row['round'] > 0][-average_last:]
 
@@ -202,13 +192,9 @@ def results_markdown(
   Args:
     table: What `results` returned.
     average_last: The number of evaluated rounds over which it averages.
-    varied: The names of the labels.
+    varied: The names of the labels. Each combination has a line.
     sentences: What the table shows.
     runs: The runs of the rows.
-
-  Returns:
-    A table with a line for each combination of labels, over which rounds and
-    seeds its numbers are means, the sentences, and the meaning of the columns.
   """
   cells = table_cells(table, varied)
   over, *meanings = notes(table, average_last, runs)
@@ -220,13 +206,8 @@ def table_cells(
 ) -> list[list[str]]:
   """Returns the table of means and standard deviations over the seeds.
 
-  Args:
-    table: What `results` returned.
-    varied: The names of the labels.
-
-  Returns:
-    The titles, and a line for each combination of labels, which begins with
-    them.
+  After the titles, there is a line for each combination of the labels `varied`
+  of what `results` returned.
   """
   shown = _table_columns(table)
   varied = sorted(varied, key=lambda name: name != ALGORITHM)
@@ -260,11 +241,7 @@ def _table_columns(table: pd.DataFrame) -> list[columns.Column]:
 
 
 def over_rounds(average_last: int) -> str:
-  """Says over which rounds the numbers of a table are means.
-
-  Args:
-    average_last: The number of evaluated rounds over which they average.
-  """
+  """Says over which evaluated rounds the numbers of a table are means."""
   if average_last == 1:
     return 'value of the last round'
   return f'mean over the last {average_last} evaluated rounds'
@@ -281,14 +258,8 @@ def notes(
 ) -> list[str]:
   """Returns sentences that explain the table.
 
-  Args:
-    table: What `results` returned.
-    average_last: The number of evaluated rounds over which it averages.
-    runs: The runs of the rows.
-
-  Returns:
-    Over which rounds and seeds the numbers are means, and the meaning of each
-    column.
+  The first one says over which rounds and seeds the numbers are means, the
+  others are the meanings of the columns.
   """
   over = f'Accuracies and losses: {over_rounds(average_last)}; '
   over += over_seeds(table)
@@ -355,10 +326,7 @@ def evaluation_table(
 ) -> str:
   """Returns the evaluations as a Markdown table.
 
-  Args:
-    evaluations: The evaluations.
-    reestimated: Whether the models' BN statistics were computed again. The
-      table then says from which data.
+  If BN statistics were reestimated, the table says from which data.
   """
   cells = [['Test data', 'Model', 'Examples', 'Accuracy, %', 'Loss']]
   if reestimated:
@@ -382,13 +350,8 @@ def evaluation_table(
 def describe_evaluation(evaluations: Sequence[Evaluation]) -> str:
   """Describes what was evaluated in lines, in the words of `describe_last`.
 
-  Args:
-    evaluations: The global model on the whole test set, and the clients' models
-      on their own test data.
-
-  Returns:
-    The metrics of the global model and, if clients have test data, the means
-    over the clients.
+  They have the metrics of the global model on the whole test set and, if
+  clients have test data, the means over the clients' models on it.
   """
   clients = [e for e in evaluations if e.client and e.num_examples]
   groups = {

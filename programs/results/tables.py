@@ -16,15 +16,9 @@ def csv_text(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def mean_and_deviation(values: npt.ArrayLike, digits: int = 1) -> str:
-  """Returns the text of a cell with the results of several seeds.
+  """Returns the mean of several seeds and ± the sample standard deviation.
 
-  Args:
-    values: The results of the seeds.
-    digits: The digits after the point.
-
-  Returns:
-    The mean and, if there are several, ± the sample standard deviation; a dash
-    if there is none.
+  A single value has no deviation, and no value is a dash.
   """
   numbers = np.asarray(values, float)
   if not numbers.size:

@@ -65,10 +65,6 @@ def check_model(
 ) -> None:
   """Checks that a run's model can be tested on clients that did not train.
 
-  Args:
-    settings: The run's settings.
-    model: The model.
-
   Raises:
     ValueError: If there are such clients, but the model has no BN statistics.
   """
@@ -89,11 +85,7 @@ def test_clients(
 ) -> None:
   """Tests the final model of a run, prints the results and writes a CSV file.
 
-  Args:
-    settings: The run's settings.
-    model: The model.
-    data: The data of the clients that took no part in training.
-    folder: The run's folder.
+  The data is of the clients that took no part in training.
   """
   weights = saved_models.SavedModels(folder / run_folder.MODEL).weights(model)
   evaluator = evaluation.Evaluator(model)
@@ -147,8 +139,7 @@ def read(folder: pathlib.Path) -> list[Result]:
           row['client'],
           row['statistics'],
           int(row['num_examples']),
-          float(row['accuracy']) if row['accuracy'] else None,
-          float(row['loss']) if row['loss'] else None,
+          *(float(row[n]) if row[n] else None for n in ('accuracy', 'loss')),
       )
       for row in csv.DictReader(io.StringIO(text))
   ]
@@ -191,23 +182,14 @@ def write_comparison(
 def table(
     results: Iterable[tuple[str, Sequence[Result]]], first_column: str
 ) -> str:
-  """Returns a Markdown table of accuracies.
-
-  Args:
-    results: See `table_cells`.
-    first_column: See `table_cells`.
-  """
+  """Returns `table_cells` as Markdown, with notes."""
   return tables.markdown(
       table_cells(results, first_column), notes(first_column)
   )
 
 
 def notes(first_column: str) -> list[str]:
-  """Returns sentences that explain the table.
-
-  Args:
-    first_column: See `table_cells`.
-  """
+  """Returns sentences that explain `table_cells`."""
   means = ''
   if first_column != CLIENT:
     means = '; mean over the seeds ± standard deviation'
@@ -220,15 +202,7 @@ def notes(first_column: str) -> list[str]:
 def of_runs(
     runs: Iterable[tuple[str, pathlib.Path]], first_column: str
 ) -> list[list[str]]:
-  """Returns the table of runs.
-
-  Args:
-    runs: The name of each run in the table, and its folder.
-    first_column: See `table_cells`.
-
-  Returns:
-    See `table_cells`; nothing if no run has results.
-  """
+  """Returns `table_cells` for names and folders of runs, if any has results."""
   results = [(name, read(folder)) for name, folder in runs]
   if not any(rows for _, rows in results):
     return []

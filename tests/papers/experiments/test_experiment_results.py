@@ -11,6 +11,7 @@ from tff_bn.papers import compare_with_experiments
 from tff_bn.papers.experiments import experiment_files
 from tff_bn.papers.experiments import experiment_results
 from tff_bn.programs.plan import comparison
+from tff_bn.programs.results import charts
 from tff_bn.programs.results import html_report
 from tff_bn.programs.runs import jobs
 from tff_bn.programs.runs import run_folder
@@ -74,9 +75,10 @@ def use_folder(folder, monkeypatch):
 
 
 def _compare_quickly(arguments, write_page=lambda *_: None):
-  """Runs the program, but builds runs only to train them, and no page."""
+  """Runs the program, but builds runs only to train them, and no plots."""
   with (
       mock.patch.object(jobs, 'check'),
+      mock.patch.object(charts, 'save'),
       mock.patch.object(html_report, 'write', write_page),
   ):
     return compare_with_experiments.run(arguments)

@@ -166,7 +166,7 @@ def test_a_run_keeps_its_analyses_until_it_is_removed(fedavg, tmp_path):
   expected = set(before)
   for name, *arguments in (
       ('kept_share', '--repeats=1'),
-      ('matching', '--num_examples=4'),
+      ('permutation', '--num_examples=4'),
   ):
     result = tiny_runs.analyze(name, run, *arguments)
     expected |= {f'{name}.csv', f'{name}.md'}
@@ -226,7 +226,6 @@ def _assert_fails(capsys, folder, arguments, pattern):
         ('subclassed', 'shuffle_test', '--run=.* not a functional model'),
         ('subclassed', 'kept_share', '--num_units must .* not a functional'),
         ('subclassed', 'matching', '--layers must .* not a functional model'),
-        ('subclassed', 'preference', '--layers must .* not a functional model'),
         ('subclassed', 'fusion', '--run=.* not a functional model'),
         ('linear', 'shuffle_test', '--run=.* hidden'),
         ('linear', 'kept_share', 'no hidden units.* give --num_units'),
@@ -277,9 +276,7 @@ def test_weights_of_another_model(fedavg, tmp_path, capsys):
             '--run=.*: --num_clients=5 is more than the 4 clients',
         ),
         ('matching --num_clients=5', '--num_clients=5 .* 4 clients'),
-        ('preference --num_clients=9', '--num_clients=9 .* 4 clients'),
         ('matching --layers=relu,rule', "--layers='rule'"),
-        ('preference --layers=rule', "--layers='rule'"),
         (
             'kept_share --num_steps=4 --num_shuffles=2,5',
             '--num_shuffles has 5.* 4 local steps .*--num_steps',
