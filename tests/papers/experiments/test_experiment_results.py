@@ -5,7 +5,6 @@ from unittest import mock
 
 import csv_rows
 import pytest
-import tiny_runs
 
 from tff_bn.papers import compare_with_experiments
 from tff_bn.papers.experiments import experiment_files
@@ -136,7 +135,7 @@ def test_report_has_table_sentences_and_files(finished):
   assert text.startswith('# New, table 1: accuracy in %\n')
   assert '--experiment=new/table_1 --scale=digits --seeds=3`' in text
   assert "Not the experiment's own: --seeds=3." in text
-  cells = tiny_runs.cells(text.partition('## Analysis')[0])
+  cells = csv_rows.cells(text.partition('## Analysis')[0])
   assert cells[0] == ['scheme', 'i.i.d.', 'skewed']
   assert [row[0] for row in cells[2:]] == ['Averaging', 'Pooling']
   assert cells[3][2].endswith('(80.50)')

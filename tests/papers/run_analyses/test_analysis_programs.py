@@ -3,6 +3,7 @@
 import re
 import shutil
 
+import csv_rows
 import printed
 import pytest
 import tiny_runs
@@ -14,14 +15,6 @@ from tff_bn.programs.cli import command_line
 from tff_bn.programs.runs import run_folder
 
 _WITH_RUN = analysis_programs.PROGRAMS.keys() - analysis_programs.WITHOUT_RUN
-
-
-def _files(folder):
-  return {
-      path.relative_to(folder).as_posix(): path.read_bytes()
-      for path in folder.rglob('*')
-      if path.is_file()
-  }
 
 
 def _write_run(folder, *flags):
@@ -150,19 +143,19 @@ def test_wrong_flags(arguments, message, tmp_path, monkeypatch, capsys):
   _write_run(tmp_path / 'unfinished', '--seed=0')
   (tmp_path / 'unfinished' / 'metrics.csv').unlink()
   monkeypatch.chdir(tmp_path)
-  before = _files(tmp_path)
+  before = csv_rows.contents(tmp_path)
   assert analyze.run(arguments.split()) == 2
   captured = capsys.readouterr()
   assert captured.err.startswith(f'tff-bn-analyze {arguments.split()[0]}: ')
   assert message in captured.err
   assert captured.err.count('\n') == 1
   assert not captured.out
-  assert _files(tmp_path) == before
+  assert csv_rows.contents(tmp_path) == before
 
 
 def test_a_run_keeps_its_analyses_until_it_is_removed(fedavg, tmp_path):
   run = tiny_runs.with_flags(fedavg, tmp_path / 'run')
-  before = _files(run)
+  before = csv_rows.contents(run)
   expected = set(before)
   for name, *arguments in (
       ('kept_share', '--repeats=1'),
@@ -171,12 +164,12 @@ def test_a_run_keeps_its_analyses_until_it_is_removed(fedavg, tmp_path):
     result = tiny_runs.analyze(name, run, *arguments)
     expected |= {f'{name}.csv', f'{name}.md'}
     expected |= {f'plots/{plot}.png' for plot in result.drawings}
-  after = _files(run)
+  after = csv_rows.contents(run)
   assert set(after) == expected
   assert before.items() <= after.items()
   # As --overwrite does.
   run_folder.remove(run)
-  assert not _files(run)
+  assert not csv_rows.contents(run)
 
 
 def test_several_runs_share_a_folder_for_results(
@@ -185,10 +178,10 @@ def test_several_runs_share_a_folder_for_results(
   for name in ('run', 'other'):
     tiny_runs.with_flags(fedavg, tmp_path / name)
   monkeypatch.chdir(tmp_path)
-  before = _files(tmp_path)
+  before = csv_rows.contents(tmp_path)
   assert analyze.run(['permutation', '--run=run,other']) == 0
   folder = 'runs/permutation'
-  assert _files(tmp_path).keys() - before.keys() == {
+  assert csv_rows.contents(tmp_path).keys() - before.keys() == {
       f'{folder}/permutation.csv',
       f'{folder}/permutation.md',
       f'{folder}/plots/permutation.png',
@@ -210,14 +203,14 @@ def test_seeds_of_a_comparison_have_its_name(comparison, tmp_path):
 
 
 def _assert_fails(capsys, folder, arguments, pattern):
-  before = _files(folder)
+  before = csv_rows.contents(folder)
   assert analyze.run(arguments) == 2
   captured = capsys.readouterr()
   error = printed.error(captured.err)
   assert error.startswith(f'tff-bn-analyze {arguments[0]}: ')
   assert re.search(pattern, error)
   assert not captured.out
-  assert _files(folder) == before
+  assert csv_rows.contents(folder) == before
 
 
 @pytest.mark.parametrize(

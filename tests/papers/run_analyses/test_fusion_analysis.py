@@ -1,5 +1,6 @@
 """Tests of the analysis of fusion: its training, measurements and output."""
 
+import csv_rows
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -96,7 +97,7 @@ def test_fusion(fedavg, tmp_path):
   assert found['transport', 1][1] == pytest.approx(loss, rel=1e-4)
   # Between them it matters.
   assert found['average', 0.3][1] != pytest.approx(found['transport', 0.3][1])
-  cells = tiny_runs.cells(result.markdown)
+  cells = csv_rows.cells(result.markdown)
   assert cells[0] == ['μ', 'fedavg: average', 'fedavg: optimal transport']
   assert cells[3] == [
       '0.3',

@@ -70,7 +70,7 @@ def test_table_of_weight_divergence(comparison, divergence):
   rows = divergence.rows
   assert list(rows[0]) == ['run', 'seed', 'layer', 'divergence']
   assert len(rows) == 2 * 2 * 3
-  cells = tiny_runs.cells(divergence.markdown)
+  cells = csv_rows.cells(divergence.markdown)
   assert cells[0] == ['Layer', 'cmp fedavg', 'cmp fedbn']
   for line, layer in zip(cells[2:], _LAYERS, strict=True):
     values = [
@@ -266,7 +266,7 @@ def test_layers_before_and_after(
   assert np.mean(np.isclose(shares, truth, atol=1e-6)) > 0.8
   np.testing.assert_allclose(shares, truth, atol=0.11)
   assert min(truth) < 0.9
-  cells = tiny_runs.cells(result.markdown)
+  cells = csv_rows.cells(result.markdown)
   assert cells[0] == ['Layer', *(run.name for run in runs)]
   assert [line[0] for line in cells[2:]] == list(layers)
   assert re.fullmatch(r'[01]\.\d{3} ± 0\.\d{3}', cells[2][1])

@@ -2,6 +2,7 @@
 
 import re
 
+import csv_rows
 import numpy as np
 import pytest
 import random_models
@@ -67,7 +68,7 @@ def test_permutation(fedavg, encoded, permuted):
       # The 20 examples are some of these.
       assert np.isclose(difference, changes[-1], rtol=0.06).any()
   assert changes[0] < 1e-5 < 1e-2 < changes[1]
-  cells = tiny_runs.cells(permuted.markdown)
+  cells = csv_rows.cells(permuted.markdown)
   assert cells[0] == ['Units of', 'Run', 'Seed', 'Units', 'Weights', 'Kept']
   assert [line[:5] for line in cells[2:]] == [
       ['hidden', run.name, '0', '30', '6'] for run in (fedavg, encoded)
@@ -125,7 +126,7 @@ def test_shuffle_errors(fedavg, encoded, shuffled):
 
 
 def test_table_of_shuffle_errors(shuffled):
-  cells = tiny_runs.cells(shuffled.markdown)
+  cells = csv_rows.cells(shuffled.markdown)
   assert cells[0] == ['Encodings', 'T', 'A', 'fedavg-seed0', 'encoded']
   key = dict(mode='add', period='1', amplitude='0.4')
   errors = [r['error'] for r in shuffled.rows if key.items() <= r.items()]
@@ -144,7 +145,7 @@ def test_accuracy_after_shuffling(fedavg, encoded, shuffled):
       if not row['mode']
   }
   (axes,) = shuffled.drawings['shuffled_accuracy'].axes
-  cells = tiny_runs.cells(shuffled.markdown)[-4:]
+  cells = csv_rows.cells(shuffled.markdown)[-4:]
   assert cells[0] == ['P_sf', 'fedavg-seed0', 'encoded']
   assert len(found) == 4
   for column, (run, line) in enumerate(
@@ -279,7 +280,7 @@ def test_kept_shares(tmp_path):
     assert shares[key] == pytest.approx(expected, rel=1e-6)
   assert shares['40', '0', '', ''] == 1
   # Tables.
-  cells = tiny_runs.cells(result.markdown)
+  cells = csv_rows.cells(result.markdown)
   assert cells[0] == ['P_sf', 'R_kept, 40 units', 'R_kept, 90 units']
   assert [line[0] for line in cells[2:5]] == ['0', '0.2', '0.7']
   assert cells[4][2] == f'{shares["90", "0.7", "", ""]:.3f}'

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 
+import csv_rows
 import example_runs
 import numpy as np
 import pytest
@@ -71,11 +72,8 @@ def test_results_csv():
 
 def test_results_markdown():
   results = report.results(example_runs.RUNS, 1)
-  lines = report.results_markdown(results, 1).splitlines()
-  cells = [
-      [cell.strip() for cell in line.strip('|').split('|')]
-      for line in lines[:4]
-  ]
+  text = report.results_markdown(results, 1)
+  lines, cells = text.splitlines(), csv_rows.cells(text)
   assert cells[0] == [
       'Algorithm',
       'Accuracy, %',
@@ -200,10 +198,7 @@ def test_table_of_evaluations():
           report.Evaluation('own', 'client_0', 0, None, None),
       ]
   )
-  titles, _, *rows = (
-      [cell.strip() for cell in line.strip('|').split('|')]
-      for line in text.splitlines()
-  )
+  titles, _, *rows = csv_rows.cells(text)
   assert titles == ['Test data', 'Model', 'Examples', 'Accuracy, %', 'Loss']
   assert rows == [
       ['whole test set', 'global', '360', '62.5', '0.3333'],
@@ -219,10 +214,7 @@ def test_table_of_reestimated_statistics_names_their_data():
       ],
       reestimated=True,
   )
-  titles, _, *rows = (
-      [cell.strip() for cell in line.strip('|').split('|')]
-      for line in text.splitlines()
-  )
+  titles, _, *rows = csv_rows.cells(text)
   assert titles[1:3] == ['Model', 'BN statistics from']
   assert [row[2] for row in rows] == [
       'training data of all clients',
@@ -294,11 +286,8 @@ def test_tables_of_a_sweep():
       ('0', '1'),
       ('1', '1'),
   ]
-  lines = report.results_markdown(results, 1, ['gamma', 'algorithm'])
-  cells = [
-      [cell.strip() for cell in line.strip('|').split('|')]
-      for line in lines.splitlines()[:4]
-  ]
+  text = report.results_markdown(results, 1, ['gamma', 'algorithm'])
+  cells = csv_rows.cells(text)
   assert cells[0] == ['Algorithm', 'gamma', 'Accuracy, %', 'Rounds']
   # Labels are to the left, numbers to the right.
   assert [rule[-1] for rule in cells[1]] == ['-', '-', ':', ':']

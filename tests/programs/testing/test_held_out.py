@@ -5,6 +5,7 @@ import shutil
 import csv_rows
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 import tiny_runs
 
@@ -105,7 +106,7 @@ def test_files_of_a_run(algorithm, tmp_path, capsys):
             atol=1.01 / number,
         )
         assert np.isfinite(float(row['loss']))
-  table = tiny_runs.cells(out)
+  table = csv_rows.cells(out)
   assert table[0] == ['Client', 'averaged, %', 'reestimated, %', 'mixed, %']
   assert table[2][0] == 'inverted'
   assert table[2][1] == f'{100 * float(rows[0]["accuracy"]):.1f}'
@@ -143,7 +144,7 @@ def test_files_of_a_comparison(comparison):
         for row in csv_rows.read(run / 'held_out.csv')
     ]
   assert rows == of_runs
-  cells = tiny_runs.cells((folder / 'held_out.md').read_text())
+  cells = csv_rows.cells((folder / 'held_out.md').read_text())
   assert cells[0][:3] == ['Algorithm', 'Client', 'averaged, %']
   assert [row[:2] for row in cells[2:]] == [
       [algorithm, client]
@@ -171,21 +172,19 @@ def test_files_of_a_comparison(comparison):
 
 
 def test_table_averages_over_seeds():
-  def results(*accuracies):
-    return [
-        held_out.Result('a', name, 5, accuracy, None)
-        for name, accuracy in zip(('averaged', 'mixed'), accuracies)
-    ]
-
-  text = held_out.table(
+  results = pd.DataFrame(
       [
-          ('fedavg', results(0.2, 0.5)),
-          ('fedbn', results(0.75, None)),
-          ('fedavg', results(0.4, None)),
+          ('fedavg', 'a', 'averaged', '0.2'),
+          ('fedavg', 'a', 'mixed', '0.5'),
+          ('fedbn', 'a', 'averaged', '0.75'),
+          ('fedbn', 'a', 'mixed', ''),
+          ('fedavg', 'a', 'averaged', '0.4'),
+          ('fedavg', 'a', 'mixed', ''),
       ],
-      'Algorithm',
+      columns=['algorithm', 'client', 'statistics', 'accuracy'],
   )
-  assert tiny_runs.cells(text)[2:] == [
+  text = held_out.table(results, 'Algorithm')
+  assert csv_rows.cells(text)[2:] == [
       ['fedavg', 'a', '30.0 ± 14.1', '–', '50.0'],
       ['fedbn', 'a', '75.0', '–', '–'],
   ]
