@@ -353,23 +353,17 @@ def describe_evaluation(evaluations: Sequence[Evaluation]) -> str:
   They have the metrics of the global model on the whole test set and, if
   clients have test data, the means over the clients' models on it.
   """
-  clients = [e for e in evaluations if e.client and e.num_examples]
-  groups = {
-      measures.GLOBAL_MODEL: [
-          e for e in evaluations if not e.client and e.num_examples
-      ],
-      measures.OWN_DATA: clients,
-  }
+  rows = pd.DataFrame(evaluations).query('num_examples > 0')
+  are_clients = rows['client'] != ''
+  groups = rows.groupby(are_clients)[['loss', 'accuracy']]
+  by_group = groups.agg(statistics.fmean).to_dict('index')
   measured = {
-      name: {
-          metric: statistics.fmean(getattr(row, metric) for row in rows)
-          for metric in ('loss', 'accuracy')
-          if rows
-      }
-      for name, rows in groups.items()
+      measures.GLOBAL_MODEL: by_group.get(False, {}),
+      measures.OWN_DATA: by_group.get(True, {}),
   }
+  num_clients = are_clients.sum()
   lines = [
-      f'Means over {len(clients)} client{"" if len(clients) == 1 else "s"}:',
+      f'Means over {num_clients} client{"" if num_clients == 1 else "s"}:',
       *_measured_lines(measured),
   ]
   if any(row.model == _OWN for row in evaluations):

@@ -294,12 +294,3 @@ def test_each_local_step_can_shuffle(tmp_path, capsys):
   arguments += ['--repeats=1', '--num_units=3', f'--output_dir={tmp_path}']
   assert analyze.run(arguments) == 0
   capsys.readouterr()
-
-
-def test_divergence_needs_two_clients(fedavg, tmp_path, capsys):
-  run = tiny_runs.with_flags(fedavg, tmp_path / 'run', clients_per_round=1)
-  arguments = ['weight_divergence', f'--run={run}']
-  words = 'trains one client in a round.*--num_clients'
-  _assert_fails(capsys, tmp_path, arguments, words)
-  assert analyze.run([*arguments, '--num_clients=2']) == 0
-  capsys.readouterr()

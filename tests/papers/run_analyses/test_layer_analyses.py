@@ -118,7 +118,7 @@ def test_a_run_alone(fedavg, divergence, tmp_path, capsys):
 @pytest.mark.parametrize(
     ('flags', 'rate', 'num_rounds'),
     [
-        ({}, 0.1, 3),
+        ({}, 0.1, 2),
         pytest.param(
             dict(client_learning_rate_schedule='2:0.25,3:0'),
             0.1 * 0.25,
@@ -197,9 +197,13 @@ def test_clients_with_their_own_models_train_one_round(
   assert sorted(comparison.rglob('*')) == before
 
 
-def test_clients_of_weight_divergence(fedavg, tmp_path):
-  arguments = ('weight_divergence', fedavg, '--num_clients=2', '--seed=1')
-  result = tiny_runs.analyze(*arguments, folder=tmp_path)
+def test_clients_of_weight_divergence(fedavg, tmp_path, capsys):
+  run = tiny_runs.with_flags(fedavg, tmp_path / 'run', clients_per_round=1)
+  assert analyze_program.run(['weight_divergence', f'--run={run}']) == 2
+  error = capsys.readouterr().err
+  assert 'trains one client in a round' in error and '--num_clients' in error
+  arguments = ('weight_divergence', run, '--num_clients=2', '--seed=1')
+  result = tiny_runs.analyze(*arguments)
   clients = tiny_runs.analyzed(fedavg).draw_clients(2, 1)
   expected = _divergence(_clients(fedavg, clients).values())
   found = _values(result.rows, 'divergence')
@@ -241,16 +245,17 @@ def test_layers_before_and_after(
   result = tiny_runs.analyze(
       name,
       runs,
-      *('--num_clients=4', '--num_examples=200'),
+      *('--num_clients=2', '--num_examples=200'),
       f'--layers={",".join(layers)}',
       folder=tmp_path / 'out',
   )
-  data = tiny_runs.split()
-  x, y = tiny_runs.analyzed(fedavg).test_examples(200, 0)
+  analyzed = tiny_runs.analyzed(fedavg)
+  x, y = analyzed.test_examples(200, 0)
+  clients = analyzed.draw_clients(2, 0)
   expected = []
   for run in runs:
-    after = _clients(run, rate=4)
-    for client in data.client_ids:
+    after = _clients(run, clients, rate=4)
+    for client in clients:
       for layer in layers:
         share = measure(_start(run, client), after[client], layer, x, y)
         size = '10' if layer == 'logits' else '30'
@@ -273,7 +278,7 @@ def test_layers_before_and_after(
   # Each unit is drawn for the first client of both runs.
   assert result.drawings.keys() == {name, f'{name}_units'}
   titles = [axes.get_title() for axes in result.drawings[f'{name}_units'].axes]
-  firsts = [row for row in result.rows if row['client'] == data.client_ids[0]]
+  firsts = [row for row in result.rows if row['client'] == clients[0]]
   assert titles == [
       f'{row["layer"]} [{float(row[column]):.3f}]' for row in firsts
   ]
