@@ -459,7 +459,7 @@ def titled(chart: Spec, width: float, *lines: str) -> Spec:
 
 
 def save(folder: pathlib.Path, charts: Mapping[str, Spec]) -> None:
-  """Saves charts as PNG files with their names, each complete at once."""
+  """Saves each chart as NAME.png; a file appears only when it is complete."""
   # Imported late: it is large.
   import vl_convert
 

@@ -36,7 +36,7 @@ def columns_of(runs: _Runs) -> list[columns.Column]:
 def by_name(
     runs: _Runs, name: Callable[[report.Run], str] = lambda run: run.name
 ) -> dict[str, list[report.Run]]:
-  """Returns the runs of each line by its name, usually all seeds of a run."""
+  """Groups runs by the name of their line: usually, the seeds of one run."""
   groups: dict[str, list[report.Run]] = {}
   for run in runs:
     groups.setdefault(name(run), []).append(run)
@@ -58,19 +58,16 @@ def values(
     standard deviation over the seeds (0 for one value): `test_loss` and
     `test_loss_deviation`. Values that are not finite are left out.
   """
+  shown = [*columns.costs(), *columns.averaged()]
+  names = [column.name for column in shown]
   points = []
   for name, runs in groups.items():
     time = seconds.get(name)
     rows = pd.DataFrame([row for run in runs for row in run.rows])
+    rows = rows.reindex(columns=[ROUND, *names])
     rows = rows.replace([math.inf, -math.inf], math.nan)
-    shown = [
-        column
-        for column in (*columns.costs(), *columns.averaged())
-        if column.name in rows
-    ]
-    groups_by_round = rows.groupby(ROUND)[[column.name for column in shown]]
-    by_round = groups_by_round.agg(['mean', 'std']).to_dict('index')
-    for number, found in by_round.items():
+    by_round = rows.groupby(ROUND)[names].agg(['mean', 'std'])
+    for number, found in by_round.to_dict('index').items():
       point: dict[str, Any] = {'name': name, ROUND: int(number)}
       if time is not None:
         point[SECONDS] = _rounded(time * number)
@@ -79,9 +76,9 @@ def values(
         if math.isfinite(mean):
           point[column.name] = _rounded(mean)
           if column.kind.is_averaged:
-            one = math.isnan(deviation)
+            is_single = math.isnan(deviation)
             point[deviation_of(column.name)] = (
-                0.0 if one else _rounded(deviation)
+                0.0 if is_single else _rounded(deviation)
             )
       points.append(point)
   return points

@@ -43,7 +43,7 @@ _ALGORITHM_COLORS = {
 
 
 def by_number(number: int) -> dict[str, str]:
-  """Returns arguments of Matplotlib's `plot`, which differ for 28 lines."""
+  """Returns arguments of `plot`; those of the first 28 lines differ."""
   return dict(
       color=COLORS[number % len(COLORS)],
       linestyle=DASHES[number % len(DASHES)],
