@@ -204,6 +204,7 @@ def test_number_of_examples_of_the_shuffle_test(fedavg, tmp_path):
       'shuffle_test',
       fedavg,
       *('--amplitudes=0.3', '--periods=1', '--repeats=1', '--num_examples=3'),
+      '--shuffle_probabilities=0',
       folder=tmp_path,
   )
   model = position_encodings.add_position_encodings(
