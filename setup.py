@@ -92,6 +92,7 @@ setuptools.setup(
             'jax>=0.4.34',
             'jinja2>=3.1',
             'matplotlib>=3.7',
+            'pandas>=2.0',
             'portpicker>=1.6',
             'psutil>=5.9',
             'requests>=2.19',

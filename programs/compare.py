@@ -37,6 +37,8 @@ from tff_bn.programs.runs import output_folder
 from tff_bn.programs.runs import run_folder
 
 if TYPE_CHECKING:
+  import pandas as pd
+
   from tff_bn.programs.results import report
   from tff_bn.programs.runs import jobs
 
@@ -198,7 +200,7 @@ def _compare(
     results = _read_results(planned, folders)
     if _are_written(folder, planned.texts, results):
       progress.say(f'All {len(runs)} runs are finished.')
-      print(results.table)
+      print(results.markdown)
       _print_files(planned, folder)
       return
   if flags.jobs > 1:
@@ -273,21 +275,22 @@ def _process_arguments(flags: command_line.ParsedFlags) -> list[str]:
 class _Results(NamedTuple):
   """The results of the runs of a comparison, and the texts of their tables.
 
-  `num_averaged` is the number of evaluated rounds over which they are averaged.
+  `table` has their numbers, see `report.results`. `num_averaged` is the number
+  of evaluated rounds over which they are averaged.
   """
 
   runs: 'Sequence[report.Run]'
-  rows: 'Sequence[report.Result]'
+  table: 'pd.DataFrame'
   num_averaged: int
   csv: str
-  table: str
+  markdown: str
 
 
 def _read_results(
     planned: Planned, folders: Mapping[str, pathlib.Path]
 ) -> _Results:
   """Computes the results from the metrics of the runs."""
-  # Imported late: they import NumPy, and wrong flags are found without it.
+  # Imported late: wrong flags are found without NumPy and pandas.
   from tff_bn.programs.results import report
   from tff_bn.programs.results import row_sentences
 
@@ -304,7 +307,7 @@ def _read_results(
       )
       for run in comparison.runs
   ]
-  results = [report.result(run, average_last) for run in runs]
+  table = report.results(runs, average_last)
   # A short run has fewer evaluated rounds.
   num_averaged = max(len(report.last_rows(run, average_last)) for run in runs)
   names = [axis.name for axis in comparison.axes]
@@ -312,7 +315,7 @@ def _read_results(
   if planned.show is None:
     varied = [name for name in comparison.varied_flags if name not in names]
     sentences = row_sentences.describe(
-        results,
+        table,
         names,
         varied,
         {
@@ -322,10 +325,10 @@ def _read_results(
     )
   return _Results(
       runs,
-      results,
+      table,
       num_averaged,
-      report.results_csv(results),
-      report.results_markdown(results, num_averaged, names, sentences, runs),
+      report.to_csv(table),
+      report.results_markdown(table, num_averaged, names, sentences, runs),
   )
 
 
@@ -335,7 +338,7 @@ def _are_written(
   """Whether the folder of a comparison has all its files, of these results."""
   expected = {
       run_folder.RESULTS_CSV: results.csv,
-      run_folder.RESULTS_MARKDOWN: results.table,
+      run_folder.RESULTS_MARKDOWN: results.markdown,
   }
   return (
       (folder / run_folder.FLAGS_FILE).exists()
@@ -368,7 +371,7 @@ def _write_results(
   names = [axis.name for axis in comparison.axes]
   results = _read_results(planned, folders)
   files.replace(folder / run_folder.RESULTS_CSV, results.csv)
-  files.replace(folder / run_folder.RESULTS_MARKDOWN, results.table)
+  files.replace(folder / run_folder.RESULTS_MARKDOWN, results.markdown)
   first = comparison.runs[0].settings
   data = builder.data(first)
   title = jobs.describe_data(first, data, comparison.varied_flags)
@@ -381,14 +384,14 @@ def _write_results(
   elif planned.show is None:
     drawn |= plots.of_sweep(
         results.runs,
-        results.rows,
+        results.table,
         results.num_averaged,
         comparison.axes,
         title,
     )
   charts.save(folder / run_folder.PLOTS, drawn)
   if planned.show is None:
-    print(results.table)
+    print(results.markdown)
   held_out.write_comparison(
       folder,
       [

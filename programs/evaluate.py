@@ -44,11 +44,9 @@ def define_flags(
 
 
 class Request(NamedTuple):
-  """What is evaluated.
+  """What is evaluated: the run's settings, with the flags of the data.
 
-  Attributes:
-    settings: The run's settings, with the flags of the data.
-    client: The name of the only client, if the command gives it.
+  `client` is the name of the only client, if the command gives it.
   """
 
   settings: settings_lib.RunSettings
@@ -57,12 +55,6 @@ class Request(NamedTuple):
 
 def read_request(flags: command_line.ParsedFlags) -> Request:
   """Reads a run's settings; data flags that are given overrule them.
-
-  Args:
-    flags: The program's flags.
-
-  Returns:
-    What is evaluated.
 
   Raises:
     ValueError: If `--run` isn't the folder of a run, or the data flags
@@ -118,11 +110,7 @@ def read_request(flags: command_line.ParsedFlags) -> Request:
 
 
 def main(flags: command_line.ParsedFlags) -> None:
-  """Evaluates a run.
-
-  Args:
-    flags: The program's flags.
-  """
+  """Evaluates a run, or exports models of its clients."""
   with contextlib.ExitStack() as stack:
     with command_line.checking_input():
       request = read_request(flags)

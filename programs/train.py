@@ -75,7 +75,7 @@ def _print_result(
     settings: settings_lib.RunSettings, folder: pathlib.Path
 ) -> None:
   """Prints how good the model is, and where the files are."""
-  # Imported late: they import NumPy, and wrong flags are found without it.
+  # Imported late: wrong flags are found without NumPy and pandas.
   from tff_bn.programs.results import report
   from tff_bn.programs.testing import keras_files
 

@@ -138,9 +138,11 @@ def _show(
         experiment_numbers.Measurement(
             run.labels, run.seed, column, float(value)
         )
-        for run in runs
-        for column, value in report.result(run, average_last).items()
-        if column in (show.value or show.y)
+        for run, row in zip(
+            runs, report.results(runs, average_last).to_dict('records')
+        )
+        for column, value in row.items()
+        if column in (show.value or show.y) and value != ''
     ]
   numbers = experiment_numbers.collect(
       measurements, show, experiment.axes, experiment.paper

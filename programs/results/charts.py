@@ -69,11 +69,8 @@ _SCALE = 2
 class Axis(NamedTuple):
   """A horizontal axis of curves.
 
-  Attributes:
-    name: The name of its values in `curve_points.values`.
-    title: Its title.
-    short: Its name in the choice of the page.
-    step: The smallest distance of its ticks.
+  `name` is a key of `curve_points.values`, `short` is shown in the choice of
+  the page, and `step` is the smallest distance of ticks.
   """
 
   name: str
@@ -129,13 +126,10 @@ def config(scheme: str) -> Spec:
 def styles(
     groups: Mapping[str, Sequence[report.Run]],
 ) -> dict[str, dict[str, Any]]:
-  """Returns the color and the dashes of each line by its name.
+  """Returns the color and the dashes of each line by its name, given its runs.
 
   The runs of an algorithm have its color. If there is no other algorithm,
   colors tell apart what else differs.
-
-  Args:
-    groups: The runs of each line by its name.
   """
   algorithms = {
       name: runs[0].labels.get(report.ALGORITHM, '')
@@ -167,17 +161,8 @@ def curves(
 ) -> Spec:
   """Draws the curves of a column: lines with bands of one standard deviation.
 
-  Its data are `curve_points.values`. Against communication, a line that sends
-  nothing is horizontal, at its last value.
-
-  Args:
-    runs: The runs.
-    column: The column.
-    axis: The horizontal axis.
-    lines: The styles of the lines by their names, see `styles`.
-
-  Returns:
-    The chart without data.
+  The chart has no data yet; they are `curve_points.values`. Against
+  communication, a line that sends nothing is horizontal, at its last value.
   """
   totals = curve_points.totals(runs, axis.name) if axis in COSTS else [1.0]
   # A common linear axis would hide some of the runs.
@@ -264,8 +249,7 @@ def curves(
 def _with_horizontal_lines(is_logarithmic: bool) -> list[Spec]:
   """Returns transforms that give what sends nothing its last value.
 
-  Args:
-    is_logarithmic: Whether the axis has no place for the untrained model.
+  A logarithmic axis has no place for the untrained model.
   """
   sends = f'datum.total > 0 && datum.x {">" if is_logarithmic else ">="} 0'
   is_last = 'datum.total == 0 && datum.round == datum.last'
@@ -315,14 +299,7 @@ def _style(attribute: str, lines: Styles) -> Spec:
 
 
 def client_accuracies(lines: Styles) -> Spec:
-  """Draws the accuracies of the clients of each line, and their quartiles.
-
-  Args:
-    lines: The styles of the lines by their names, see `styles`.
-
-  Returns:
-    The chart without data.
-  """
+  """Draws the accuracies of the clients of each line, and their quartiles."""
   percent = dict(format='%', tickCount=5)
   tooltip = [
       _name('name', 'Line'),
@@ -348,14 +325,7 @@ def client_accuracies(lines: Styles) -> Spec:
 
 
 def label_values(data: 'federated.FederatedData') -> list[Spec]:
-  """Returns the data of `labels`.
-
-  Args:
-    data: The data of the clients.
-
-  Returns:
-    The number of examples of each class of the first `MAX_CLIENTS` clients.
-  """
+  """Returns the data of `labels`: counts of the first `MAX_CLIENTS` clients."""
   return [
       {
           'client': client_id,
@@ -370,17 +340,12 @@ def label_values(data: 'federated.FederatedData') -> list[Spec]:
 
 
 def labels(num_clients: int, num_names: int, has_numbers: bool = False) -> Spec:
-  """Draws the number of examples of each class and client.
-
-  Its data are `label_values`.
+  """Draws `label_values`: the number of examples of each class and client.
 
   Args:
     num_clients: The number of clients.
     num_names: The number of classes with names. Up to 40 names are all shown.
     has_numbers: Whether the cells have numbers.
-
-  Returns:
-    The chart without data.
   """
   shown = min(num_clients, MAX_CLIENTS)
   class_labels = dict(
@@ -419,14 +384,7 @@ def heat_map(row_title: str, column_title: str, label_angle: int) -> Spec:
   """Draws a heat map with numbers in its cells.
 
   Its data have a `row`, a `column` and a `value`, which may be None.
-
-  Args:
-    row_title: What the rows differ in.
-    column_title: What the columns differ in.
-    label_angle: The angle of the labels of the columns.
-
-  Returns:
-    The chart without data.
+  `label_angle` turns the labels of the columns.
   """
   scale = dict(scheme='viridis', zero=False)
   # The upper half of the colors is light.
@@ -449,13 +407,9 @@ def heat_map(row_title: str, column_title: str, label_angle: int) -> Spec:
 
 
 def _numbers(field: str, number_format: str, is_dark: str, zero: str) -> Spec:
-  """Returns a layer with numbers, and a dash for what is none.
+  """Returns a layer with numbers, a text for zero, and a dash for None.
 
-  Args:
-    field: The field of the numbers.
-    number_format: Their format, as d3 writes it.
-    is_dark: An expression: whether a cell is dark.
-    zero: The text for zero.
+  `number_format` is d3's; `is_dark` is an expression on cells.
   """
   number = f"format(datum.{field}, '{number_format}')"
   text = f"datum.{field} ? {number} : datum.{field} === 0 ? '{zero}' : '–'"
@@ -467,34 +421,27 @@ def _numbers(field: str, number_format: str, is_dark: str, zero: str) -> Spec:
   )
 
 
-def panels(chart: Spec, titles: Sequence[str], num_columns: int) -> Spec:
-  """Draws a chart for each `panel` of its data.
-
-  Args:
-    chart: The chart.
-    titles: The values of `panel`, in order.
-    num_columns: The number of panels side by side.
-  """
+def panels(
+    chart: Spec, values: Sequence[Mapping[str, Any]], num_columns: int
+) -> Spec:
+  """Draws a chart for each `panel` in its data, the values."""
+  titles = list(dict.fromkeys(value['panel'] for value in values))
   header = dict(labelExpr="split(datum.label, '\\n')")
-  facet = _name('panel', None, sort=list(titles), header=header)
+  facet = _name('panel', None, sort=titles, header=header)
   inner = {key: part for key, part in chart.items() if key != 'transform'}
   return dict(
       facet=facet,
       columns=num_columns,
       transform=chart['transform'],
       spec=inner,
+      data=dict(values=values),
   )
 
 
 def wrapped(text: str, width: int) -> str:
-  """Breaks a line of text between words, never inside of a word.
+  """Breaks text between words after at most `width` characters.
 
-  Args:
-    text: The line.
-    width: The number of characters in a line; a longer word has its own line.
-
-  Returns:
-    The lines.
+  A longer word has its own line.
   """
   return textwrap.fill(
       text, width, break_on_hyphens=False, break_long_words=False
@@ -502,12 +449,9 @@ def wrapped(text: str, width: int) -> str:
 
 
 def titled(chart: Spec, width: float, *lines: str) -> Spec:
-  """Gives a chart a title whose lines are broken where the chart ends.
+  """Gives a chart a title, broken after its width in pixels.
 
-  Args:
-    chart: The chart.
-    width: Its width in pixels.
-    *lines: The lines of the title; empty ones are left out.
+  Empty lines of the title are left out.
   """
   shown = [part for line in lines for part in line.splitlines() if part]
   broken = [wrapped(p, max(20, int(width * _CHARACTERS))) for p in shown]
@@ -515,12 +459,7 @@ def titled(chart: Spec, width: float, *lines: str) -> Spec:
 
 
 def save(folder: pathlib.Path, charts: Mapping[str, Spec]) -> None:
-  """Saves charts as PNG files; a file appears only when it is complete.
-
-  Args:
-    folder: The folder for the files; it is created if needed.
-    charts: The charts with their data, by the files' names without `.png`.
-  """
+  """Saves each chart as NAME.png; a file appears only when it is complete."""
   # Imported late: it is large.
   import vl_convert
 

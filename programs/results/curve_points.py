@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import math
-import statistics
 from typing import Any, Optional
+
+import pandas as pd
 
 from tff_bn.catalog import columns
 from tff_bn.programs.results import report
@@ -35,15 +36,7 @@ def columns_of(runs: _Runs) -> list[columns.Column]:
 def by_name(
     runs: _Runs, name: Callable[[report.Run], str] = lambda run: run.name
 ) -> dict[str, list[report.Run]]:
-  """Groups runs, usually those that differ only in the seed.
-
-  Args:
-    runs: The runs.
-    name: Returns the name of a run's line.
-
-  Returns:
-    The runs of each line by its name.
-  """
+  """Groups runs by the name of their line: usually, the seeds of one run."""
   groups: dict[str, list[report.Run]] = {}
   for run in runs:
     groups.setdefault(name(run), []).append(run)
@@ -65,25 +58,28 @@ def values(
     standard deviation over the seeds (0 for one value): `test_loss` and
     `test_loss_deviation`. Values that are not finite are left out.
   """
+  shown = [*columns.costs(), *columns.averaged()]
+  names = [column.name for column in shown]
   points = []
   for name, runs in groups.items():
     time = seconds.get(name)
-    rows: dict[int, list[report.Row]] = {}
-    for row in (row for run in runs for row in run.rows):
-      rows.setdefault(int(row['round']), []).append(row)
-    for number in sorted(rows):
-      point: dict[str, Any] = {'name': name, ROUND: number}
+    rows = pd.DataFrame([row for run in runs for row in run.rows])
+    rows = rows.reindex(columns=[ROUND, *names])
+    rows = rows.replace([math.inf, -math.inf], math.nan)
+    by_round = rows.groupby(ROUND)[names].agg(['mean', 'std'])
+    for number, found in by_round.to_dict('index').items():
+      point: dict[str, Any] = {'name': name, ROUND: int(number)}
       if time is not None:
         point[SECONDS] = _rounded(time * number)
-      for column in (*columns.costs(), *columns.averaged()):
-        found = [row[column.name] for row in rows[number] if column.name in row]
-        found = [value for value in found if math.isfinite(value)]
-        if found:
-          point[column.name] = _rounded(statistics.fmean(found))
-        if found and column.kind.is_averaged:
-          point[deviation_of(column.name)] = (
-              _rounded(statistics.stdev(found)) if len(found) > 1 else 0.0
-          )
+      for column in shown:
+        mean, deviation = found[column.name, 'mean'], found[column.name, 'std']
+        if math.isfinite(mean):
+          point[column.name] = _rounded(mean)
+          if column.kind.is_averaged:
+            is_single = math.isnan(deviation)
+            point[deviation_of(column.name)] = (
+                0.0 if is_single else _rounded(deviation)
+            )
       points.append(point)
   return points
 

@@ -14,6 +14,7 @@ import urllib.parse
 
 import jinja2
 import numpy as np
+import pandas as pd
 
 from tff_bn.common import files
 from tff_bn.imports import versions
@@ -97,15 +98,11 @@ def name_algorithms(runs: Sequence[report.Run]) -> str:
 
 
 def write(folder: pathlib.Path, page: Page) -> None:
-  """Writes `report.html`.
-
-  Args:
-    folder: The folder of the run or the comparison.
-    page: What it is about.
-  """
-  results = [report.result(run, page.num_averaged) for run in page.runs]
+  """Writes `report.html` into the folder of a run or a comparison."""
+  results = report.results(page.runs, page.num_averaged)
   run_cells, run_links = _runs(folder, page, results)
   axes = _axes(page)
+  clients = _clients(page)
   text = (
       _environment()
       .get_template('report.html')
@@ -128,12 +125,14 @@ def write(folder: pathlib.Path, page: Page) -> None:
               )
               for column in curve_points.columns_of(page.runs)
           ],
-          data=_data(page, axes),
+          data=_data(page, axes, clients),
           of_client=measures.OF_CLIENT,
           max_clients=measures.MAX_CLIENTS,
           max_table_clients=measures.MAX_TABLE_CLIENTS,
           max_label_clients=charts.MAX_CLIENTS,
-          client_cells=client_cells(page.runs, page.folders),
+          client_cells=_client_cells(
+              clients, list(dict.fromkeys(run.name for run in page.runs))
+          ),
           hidden_clients=len(page.data.client_ids) > charts.MAX_CLIENTS,
           figures=_figures(folder),
           run_cells=run_cells,
@@ -155,7 +154,9 @@ def _axes(page: Page) -> list[charts.Axis]:
   return [axis for axis in charts.AXES if has_costs.get(axis.name, True)]
 
 
-def _data(page: Page, axes: Sequence[charts.Axis]) -> dict[str, Any]:
+def _data(
+    page: Page, axes: Sequence[charts.Axis], clients: pd.DataFrame
+) -> dict[str, Any]:
   """Returns the charts, their data and the lines, as JSON expresses them."""
   groups = curve_points.by_name(page.runs)
   seconds = {
@@ -192,11 +193,7 @@ def _data(page: Page, axes: Sequence[charts.Axis]) -> dict[str, Any]:
       ],
       data=dict(
           points=curve_points.values(groups, seconds),
-          clients=[
-              dict(name=run.name, seed=run.seed, client=client, accuracy=value)
-              for run, folder in zip(page.runs, page.folders)
-              for client, value in client_accuracies(folder)
-          ],
+          clients=clients.to_dict('records'),
           labels=charts.label_values(page.data),
       ),
       charts=drawn,
@@ -205,11 +202,7 @@ def _data(page: Page, axes: Sequence[charts.Axis]) -> dict[str, Any]:
 
 
 def refresh_figures(folder: pathlib.Path) -> None:
-  """Shows the plots of new analyses in the page of a folder, if it has one.
-
-  Args:
-    folder: The folder of a run or a comparison.
-  """
+  """Shows the plots of new analyses in the page of a folder, if it has one."""
   path = folder / run_folder.REPORT
   if path.exists():
     text = path.read_text(encoding='utf-8')
@@ -258,13 +251,7 @@ def _filters(
 
 
 def client_accuracies(folder: pathlib.Path) -> list[tuple[str, float]]:
-  """Reads the accuracies of a run's clients.
-
-  Args:
-    folder: The run's folder.
-
-  Returns:
-    The id and the accuracy of each client; none if they are not there.
+  """Reads the ids and the accuracies of a run's clients, if they are there.
 
   Raises:
     ValueError: If the file is damaged. A run that failed has no checksum of it.
@@ -284,37 +271,40 @@ def client_accuracies(folder: pathlib.Path) -> list[tuple[str, float]]:
     ) from error
 
 
-def client_cells(
-    runs: Sequence[report.Run], folders: Sequence[pathlib.Path]
+def _clients(page: Page) -> pd.DataFrame:
+  """Returns a row for each run and client with the client's accuracy."""
+  return pd.DataFrame(
+      [
+          (run.name, run.seed, client, accuracy)
+          for run, folder in zip(page.runs, page.folders, strict=True)
+          for client, accuracy in client_accuracies(folder)
+      ],
+      columns=['name', 'seed', 'client', 'accuracy'],
+  )
+
+
+def _client_cells(
+    clients: pd.DataFrame, names: Sequence[str]
 ) -> list[list[str]]:
   """Returns the table of the accuracy of each client, in percent.
 
-  Args:
-    runs: The runs.
-    folders: Their folders.
-
-  Returns:
-    The titles, and a line for each client with a column for each name of a run:
-    the mean and the standard deviation over the seeds. Nothing if there are no
-    results, or more than `MAX_TABLE_CLIENTS` clients.
+  There are titles, and a line for each client with a column for each name of a
+  run: the mean and the standard deviation over the seeds. The table is empty
+  without clients, and with more than `MAX_TABLE_CLIENTS`.
   """
-  accuracies: dict[str, dict[str, list[float]]] = {}
-  for run, folder in zip(runs, folders, strict=True):
-    for client, accuracy in client_accuracies(folder):
-      values = accuracies.setdefault(client, {})
-      values.setdefault(run.name, []).append(100 * accuracy)
-  if not 0 < len(accuracies) <= measures.MAX_TABLE_CLIENTS:
+  if not 0 < clients['client'].nunique() <= measures.MAX_TABLE_CLIENTS:
     return []
-  names = list(dict.fromkeys(run.name for run in runs))
+  lines = clients.pivot_table(
+      index='client',
+      columns='name',
+      values='accuracy',
+      aggfunc=lambda shares: tables.mean_and_deviation(100 * shares),
+      sort=False,
+      fill_value='–',
+  ).reindex(columns=names, fill_value='–')
   return [
       ['Client', *(f'{name}, %' for name in names)],
-      *(
-          [
-              client,
-              *(tables.mean_and_deviation(values.get(n, ())) for n in names),
-          ]
-          for client, values in accuracies.items()
-      ),
+      *lines.reset_index().to_numpy().tolist(),
   ]
 
 
@@ -350,7 +340,7 @@ def _command(page: Page) -> str:
 
 
 def _runs(
-    folder: pathlib.Path, page: Page, results: Sequence[report.Result]
+    folder: pathlib.Path, page: Page, results: pd.DataFrame
 ) -> tuple[list[list[str]], list[list[tuple[str, str]]]]:
   """Returns the table of the single runs, and the links of each of them."""
   names = [*page.varied, 'seed']

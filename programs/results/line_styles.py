@@ -43,14 +43,7 @@ _ALGORITHM_COLORS = {
 
 
 def by_number(number: int) -> dict[str, str]:
-  """Returns the color and the dashes of a line.
-
-  Args:
-    number: The line's position in the legend.
-
-  Returns:
-    Arguments of `plot`; the first 28 lines differ.
-  """
+  """Returns arguments of `plot`; those of the first 28 lines differ."""
   return dict(
       color=COLORS[number % len(COLORS)],
       linestyle=DASHES[number % len(DASHES)],
@@ -65,7 +58,7 @@ def of_algorithm(name: str) -> Optional[dict[str, str]]:
       has the color of the algorithm, and other dashes.
 
   Returns:
-    Arguments of `plot`; `None` if there is no such algorithm.
+    Arguments of `plot`; None if there is no such algorithm.
   """
   base, _, correction = name.partition('+')
   if base == algorithms_lib.DEFAULT and correction:

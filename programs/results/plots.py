@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 import itertools
 import math
-import statistics
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import pandas as pd
 
 from tff_bn.catalog import columns
 from tff_bn.catalog import datasets
@@ -36,15 +35,7 @@ _HEAT_MAPS = {'test_accuracy': '', 'client_test_accuracy': '_clients'}
 def label_distribution(
     data: 'federated.FederatedData', title: str
 ) -> dict[str, charts.Spec]:
-  """Draws the number of examples of each class and client.
-
-  Args:
-    data: The data of the clients.
-    title: The title.
-
-  Returns:
-    The chart `label_distribution`.
-  """
+  """Draws the number of examples of each class and client."""
   num_clients, num_classes = data.label_distribution().shape
   chart = charts.labels(
       num_clients,
@@ -74,13 +65,9 @@ def of_algorithms(
   Curves against communication are for comparisons only: a single algorithm
   sends the same amount in every round, unless it has phases.
 
-  Args:
-    runs: The runs.
-    title: The title.
-
   Returns:
-    The charts by name: `accuracy`, `loss` and `accuracy_by_megabytes`, each
-    with a panel for every column that a run has.
+    The charts by name, such as `loss` and `accuracy_by_megabytes`, each with a
+    panel for every column that a run has.
   """
   groups = curve_points.by_name(runs)
   axes = [charts.ROUND]
@@ -133,7 +120,7 @@ def _side_by_side(
 
 def of_sweep(
     runs: Sequence[report.Run],
-    results: Sequence[report.Result],
+    results: pd.DataFrame,
     average_last: int,
     axes: Sequence[axes_lib.Axis],
     title: str,
@@ -142,8 +129,8 @@ def of_sweep(
 
   Args:
     runs: The runs.
-    results: Their rows of results.csv.
-    average_last: The number of evaluated rounds over which these average.
+    results: What `report.results` returned for them.
+    average_last: The number of evaluated rounds over which it averages.
     axes: What they differ in, besides the seed.
     title: The title.
 
@@ -157,28 +144,9 @@ def of_sweep(
   }
 
 
-def _mean_over_seeds(
-    results: Sequence[report.Result],
-    names: Sequence[str],
-    column: str,
-    worst_of: Sequence[str],
-) -> dict[tuple[str, ...], float]:
-  """Computes the mean of a column over the seeds for each cell.
-
-  It is the smallest of the means that the labels `worst_of` tell apart, as for
-  attacks in ByzFL's benchmark (https://byzfl.epfl.ch), and NaN without values.
-  """
-  means: dict[tuple[str, ...], list[float]] = {}
-  for labels, rows in report.by_labels(results, (*names, *worst_of)).items():
-    values = [float(row.get(column, math.nan)) for row in rows]
-    means.setdefault(labels[: len(names)], []).append(statistics.fmean(values))
-  # `min` could miss a NaN.
-  return {labels: float(np.min(values)) for labels, values in means.items()}
-
-
 def _heat_maps(
     runs: Sequence[report.Run],
-    results: Sequence[report.Result],
+    results: pd.DataFrame,
     average_last: int,
     axes: Sequence[axes_lib.Axis],
     title: str,
@@ -191,7 +159,7 @@ def _heat_maps(
     if (
         not column.kind.higher_is_better
         or _num_cells(others) > _MAX_PANELS
-        or not any(column.name in result for result in results)
+        or (results[column.name] == '').all()
     ):
       continue
     measured = measures.name(column.name, report.have_client_models(runs))
@@ -228,7 +196,7 @@ def _pairs(
 
 
 def _heat_map(
-    results: Sequence[report.Result],
+    results: pd.DataFrame,
     rows: axes_lib.Axis,
     by: axes_lib.Axis,
     others: Sequence[axes_lib.Axis],
@@ -240,14 +208,17 @@ def _heat_map(
   # Side by side: the algorithms. In each line: a combination of the others.
   others = sorted(others, key=lambda axis: axis.name == report.ALGORITHM)
   names = [axis.name for axis in (*others, rows, by)]
-  means = _mean_over_seeds(
-      results, names, column.name, [axis.name for axis in worst_of]
+  hidden = [axis.name for axis in worst_of]
+  means = report.means(results, [*names, *hidden], [column.name])[column.name]
+  # As for attacks in ByzFL's benchmark (https://byzfl.epfl.ch), the worst mean.
+  worst = means.groupby(level=names, sort=False).agg(
+      lambda x: x.min(skipna=False)
   )
   shown_rows, shown_columns = _shown_labels(rows), _shown_labels(by)
   values: list[dict[str, Any]] = []
   for cell in axes_lib.product(others):
     for row, label in itertools.product(shown_rows, shown_columns):
-      mean = means[(*cell.labels.values(), row, label)]
+      mean = worst[(*cell.labels.values(), row, label)]
       values.append(
           dict(
               panel=_describe(cell.labels, others),
@@ -259,19 +230,9 @@ def _heat_map(
   num_columns = min(len(others[-1].points), 6) if others else 1
   is_long = max(map(len, shown_columns.values())) > _LABEL_LENGTH
   chart = charts.heat_map(rows.name, by.name, -30 if is_long else 0)
-  chart = _panels(chart, values, num_columns)
+  chart = charts.panels(chart, values, num_columns)
   width = 150 + num_columns * (50 + 46 * len(by.points))
   return charts.titled(chart, width, *titles)
-
-
-def _panels(
-    chart: charts.Spec, values: Sequence[Mapping[str, Any]], num_columns: int
-) -> charts.Spec:
-  """Draws a chart for each `panel` in the values."""
-  titles = list(dict.fromkeys(value['panel'] for value in values))
-  return dict(
-      charts.panels(chart, titles, num_columns), data=dict(values=values)
-  )
 
 
 def _shown_labels(axis: axes_lib.Axis) -> dict[str, str]:
@@ -304,13 +265,8 @@ def _curve_panels(
 ) -> dict[str, charts.Spec]:
   """Draws a panel for each combination of swept values, a line per algorithm.
 
-  Args:
-    runs: The runs.
-    axes: What they differ in.
-    title: The title.
-
-  Returns:
-    A chart for each column. The values of the last swept axis are side by side.
+  There is a chart for each column. The values of the last swept axis are side
+  by side.
   """
   swept = [axis for axis in axes if axis.name != report.ALGORITHM]
   if _num_cells(swept) > _MAX_PANELS:
@@ -340,7 +296,7 @@ def _curve_panels(
   for column in curve_points.columns_of(runs):
     chart = charts.curves(runs, column, charts.ROUND, styles) | _SMALL_PANEL
     drawn[column.name] = charts.titled(
-        _panels(chart, values, num_columns),
+        charts.panels(chart, values, num_columns),
         num_columns * _SMALL_PANEL['width'],
         title,
         curve_points.title(column, runs),

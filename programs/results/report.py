@@ -7,22 +7,20 @@ mapping from columns to numbers.
 from collections.abc import Mapping, Sequence
 import csv
 import dataclasses
-import io
-import itertools
+import functools
 import pathlib
 import statistics
 from typing import Optional
 
+import pandas as pd
+
 from tff_bn.catalog import columns
-from tff_bn.common import csv_files
 from tff_bn.programs.plan import axes
 from tff_bn.programs.results import tables
 from tff_bn.programs.runs import run_folder
 from tff_bn.training import measures
 
 Row = Mapping[str, float]
-# A row of results.csv.
-Result = Mapping[str, str | float]
 ALGORITHM = axes.ALGORITHM
 describe = axes.describe
 _SEED = 'seed'
@@ -60,29 +58,21 @@ def have_client_models(runs: Sequence[Run]) -> Optional[bool]:
   return None if others else first
 
 
-def read_metrics(text: str) -> list[dict[str, float]]:
-  """Reads the text of a metrics.csv; missing values are left out."""
-  return [
-      {name: float(value) for name, value in row.items() if value}
-      for row in csv.DictReader(io.StringIO(text))
-  ]
-
-
 def read_rows(folder: pathlib.Path) -> list[dict[str, float]]:
-  """Reads the metrics of a run from its folder."""
-  return read_metrics((folder / run_folder.METRICS).read_text(encoding='utf-8'))
+  """Reads the metrics of a run from its folder; leaves out missing values."""
+  path = folder / run_folder.METRICS
+  with path.open(encoding='utf-8', newline='') as file:
+    return [
+        {name: float(value) for name, value in row.items() if value}
+        for row in csv.DictReader(file)
+    ]
 
 
 def describe_last(rows: Sequence[Row], has_client_models: bool) -> str:
-  """Describes the last row of a run in lines, for the end of its training.
+  """Describes the last row of metrics.csv in lines, at the end of a training.
 
-  Args:
-    rows: The rows of its metrics.csv.
-    has_client_models: Whether the clients have own models.
-
-  Returns:
-    Its test metrics: on the whole test set and, if they are known, on the
-    clients' own test data.
+  They have the metrics on the whole test set and, if they are known, on the
+  clients' own test data.
   """
   last = rows[-1]
   measured = {
@@ -114,87 +104,84 @@ def _measured_lines(measured: Mapping[str, Row]) -> list[str]:
 
 
 def last_rows(run: Run, average_last: int) -> Sequence[Row]:
-  """Returns the rows over which the table averages.
+  """Returns the last rows, over which the table averages.
 
-  Args:
-    run: The run.
-    average_last: The largest number of rows.
-
-  Returns:
-    The last rows, without the row of round 0, whose model is untrained.
+  The row of round 0 is none of them: its model is untrained.
   """
   return [row for row in run.rows if row['round'] > 0][-average_last:]
 
 
-def result(run: Run, average_last: int) -> Result:
-  """Returns the row of results.csv for a run.
+def results(runs: Sequence[Run], average_last: int) -> pd.DataFrame:
+  """Returns the table of results.csv.
 
   Args:
-    run: The run.
+    runs: The runs.
     average_last: The number of evaluated rounds, counted from the last one,
       over which accuracies and losses are averaged.
 
   Returns:
-    The labels, the flags and the seed, and the metrics that the run has.
+    A row for each run: its labels, its further flags, its seed and its numbers.
+    A cell without a value is an empty text: NaN is a number of a diverged run.
   """
-  values: dict[str, str | float] = {
-      **run.labels,
-      **run.flags,
-      _SEED: run.seed,
-  }
-  for column in columns.averaged():
-    last = [
-        row[column.name]
-        for row in last_rows(run, average_last)
-        if column.name in row
-    ]
-    if last:
-      # No more digits than metrics.csv has.
-      values[column.name] = float(f'{statistics.fmean(last):.8g}')
-  last_row = {'rounds': run.rows[-1]['round'], **run.rows[-1]}
-  for column in columns.COLUMNS:
-    if not column.kind.is_averaged and column.name in last_row:
-      number = last_row[column.name]
-      # The number of rounds can be swept.
-      values.setdefault(
-          column.name, number if column.kind.digits else int(number)
-      )
-  return values
-
-
-def results_csv(results: Sequence[Result]) -> str:
-  """Returns the text of results.csv for rows that `result` returned."""
-  found = dict.fromkeys(itertools.chain.from_iterable(results))
+  rows = [_result(run, average_last) for run in runs]
   common = (_SEED, *(column.name for column in columns.COLUMNS))
-  described = [name for name in found if name not in common]
+  described = dict.fromkeys(
+      name for row in rows for name in row if name not in common
+  )
   # The algorithm first.
-  described.sort(key=lambda name: name != ALGORITHM)
-  names = (*described, *common)
-  return csv_files.to_csv(
-      names, ([row.get(name) for name in names] for row in results)
+  names = [*sorted(described, key=lambda name: name != ALGORITHM), *common]
+  return pd.DataFrame(
+      [{**dict.fromkeys(names, ''), **row} for row in rows], dtype=object
   )
 
 
-def by_labels(
-    results: Sequence[Result], names: Sequence[str]
-) -> dict[tuple[str, ...], list[Result]]:
-  """Groups rows of results.csv, usually those that differ only in the seed.
+def _result(run: Run, average_last: int) -> dict[str, str | float]:
+  """Returns the row of a run."""
+  last = {'rounds': run.rows[-1]['round'], **run.rows[-1]}
+  numbers = {}
+  for column in columns.COLUMNS:
+    if column.kind.is_averaged:
+      values = [
+          row[column.name]
+          for row in last_rows(run, average_last)
+          if column.name in row
+      ]
+      if values:
+        # No more digits than metrics.csv has.
+        numbers[column.name] = float(f'{statistics.fmean(values):.8g}')
+    elif column.name in last:
+      number = last[column.name]
+      numbers[column.name] = number if column.kind.digits else int(number)
+  # The number of rounds can be swept.
+  return {**numbers, **run.labels, **run.flags, _SEED: run.seed}
+
+
+def to_csv(table: pd.DataFrame) -> str:
+  """Returns the text of results.csv."""
+  return table.to_csv(index=False, na_rep='nan', lineterminator='\n')
+
+
+def means(
+    table: pd.DataFrame, labels: Sequence[str], numbers: Sequence[str]
+) -> pd.DataFrame:
+  """Returns means over the seeds.
 
   Args:
-    results: The rows.
-    names: The names of labels.
+    table: What `results` returned.
+    labels: The columns that tell the means apart.
+    numbers: The columns of the means.
 
   Returns:
-    The rows by the values of these labels, in the order of the first ones.
+    A row for each combination of labels, in the order of the first ones. A mean
+    is NaN if a run has no such number, or diverged.
   """
-  groups: dict[tuple[str, ...], list[Result]] = {}
-  for row in results:
-    groups.setdefault(tuple(str(row[name]) for name in names), []).append(row)
-  return groups
+  values = table[list(numbers)].apply(pd.to_numeric)
+  groups = values.groupby([table[name] for name in labels], sort=False)
+  return groups.agg(statistics.fmean)
 
 
 def results_markdown(
-    results: Sequence[Result],
+    table: pd.DataFrame,
     average_last: int,
     varied: Sequence[str] = (ALGORITHM,),
     sentences: Sequence[str] = (),
@@ -203,112 +190,92 @@ def results_markdown(
   """Returns the text of results.md.
 
   Args:
-    results: Rows that `result` returned.
-    average_last: The number of evaluated rounds over which they average.
-    varied: The names of the labels.
+    table: What `results` returned.
+    average_last: The number of evaluated rounds over which it averages.
+    varied: The names of the labels. Each combination has a line.
     sentences: What the table shows.
     runs: The runs of the rows.
-
-  Returns:
-    A table with a line for each combination of labels, over which rounds and
-    seeds its numbers are means, the sentences, and the meaning of the columns.
   """
-  cells = table_cells(results, varied)
-  means, *meanings = notes(results, average_last, runs)
-  return tables.markdown(cells, [means, *sentences, *meanings], len(varied))
+  cells = table_cells(table, varied)
+  over, *meanings = notes(table, average_last, runs)
+  return tables.markdown(cells, [over, *sentences, *meanings], len(varied))
 
 
 def table_cells(
-    results: Sequence[Result], varied: Sequence[str] = (ALGORITHM,)
+    table: pd.DataFrame, varied: Sequence[str] = (ALGORITHM,)
 ) -> list[list[str]]:
   """Returns the table of means and standard deviations over the seeds.
 
-  Args:
-    results: Rows that `result` returned.
-    varied: The names of the labels.
-
-  Returns:
-    The titles, and a line for each combination of labels, which begins with
-    them.
+  After the titles, there is a line for each combination of the labels `varied`
+  of what `results` returned.
   """
-  shown = _table_columns(results)
+  shown = _table_columns(table)
   varied = sorted(varied, key=lambda name: name != ALGORITHM)
   titles = ['Algorithm' if name == ALGORITHM else name for name in varied]
-  cells = [titles + [column.title for column in shown]]
-  for labels, rows in by_labels(results, varied).items():
-    line = [*labels]
-    for column in shown:
-      values = [
-          column.kind.factor * float(row[column.name])
-          for row in rows
-          if column.name in row
-      ]
-      if values and not column.kind.is_averaged:
-        values = [statistics.fmean(values)]
-      line.append(tables.mean_and_deviation(values, column.kind.digits))
-    cells.append(line)
-  return cells
+  # A label can have the name of a column: the number of rounds can be swept.
+  labels = [table[name].rename(number) for number, name in enumerate(varied)]
+  lines = table.groupby(labels, sort=False).agg(
+      {column.name: functools.partial(_cell, column) for column in shown}
+  )
+  return [
+      titles + [column.title for column in shown],
+      *lines.reset_index().astype(str).to_numpy().tolist(),
+  ]
 
 
-def _table_columns(results: Sequence[Result]) -> list[columns.Column]:
-  """Returns the columns of the table that a row has."""
+def _cell(column: columns.Column, found: pd.Series) -> str:
+  """Returns the cell of a column for runs that differ in the seed."""
+  values = [column.kind.factor * float(value) for value in found if value != '']
+  if values and not column.kind.is_averaged:
+    values = [statistics.fmean(values)]
+  return tables.mean_and_deviation(values, column.kind.digits)
+
+
+def _table_columns(table: pd.DataFrame) -> list[columns.Column]:
+  """Returns the columns of the table that a run has."""
   return [
       column
       for column in columns.by_kind()
-      if column.in_table and any(column.name in row for row in results)
+      if column.in_table and (table[column.name] != '').any()
   ]
 
 
 def over_rounds(average_last: int) -> str:
-  """Says over which rounds the numbers of a table are means.
-
-  Args:
-    average_last: The number of evaluated rounds over which they average.
-  """
+  """Says over which evaluated rounds the numbers of a table are means."""
   if average_last == 1:
     return 'value of the last round'
   return f'mean over the last {average_last} evaluated rounds'
 
 
-def over_seeds(results: Sequence[Result]) -> str:
-  """Says over which seeds the numbers of a table are means.
-
-  Args:
-    results: Rows that `result` returned.
-  """
-  seeds = len({row[_SEED] for row in results})
+def over_seeds(table: pd.DataFrame) -> str:
+  """Says over which seeds the numbers of `results` are means."""
+  seeds = table[_SEED].nunique()
   return f'mean over {seeds} seeds' if seeds > 1 else 'one seed'
 
 
 def notes(
-    results: Sequence[Result], average_last: int, runs: Sequence[Run] = ()
+    table: pd.DataFrame, average_last: int, runs: Sequence[Run] = ()
 ) -> list[str]:
   """Returns sentences that explain the table.
 
-  Args:
-    results: Rows that `result` returned.
-    average_last: The number of evaluated rounds over which they average.
-    runs: The runs of the rows.
-
-  Returns:
-    Over which rounds and seeds the numbers are means, and the meaning of each
-    column.
+  The first one says over which rounds and seeds the numbers are means, the
+  others are the meanings of the columns.
   """
-  means = f'Accuracies and losses: {over_rounds(average_last)}; '
-  means += over_seeds(results)
-  if len({row[_SEED] for row in results}) > 1:
-    means += ' ± standard deviation'
-  means += '.'
+  over = f'Accuracies and losses: {over_rounds(average_last)}; '
+  over += over_seeds(table)
+  if table[_SEED].nunique() > 1:
+    over += ' ± standard deviation'
+  over += '.'
   if average_last > 1:
-    means += (
+    over += (
         f' The progress and {run_folder.METRICS} have the values of single'
         ' rounds.'
     )
   return [
-      means,
+      over,
       *(
           f'{column.title}: {column.explanation or _measured(column, runs)}.'
-          for column in _table_columns(results)
+          for column in _table_columns(table)
       ),
   ]
 
@@ -359,10 +326,7 @@ def evaluation_table(
 ) -> str:
   """Returns the evaluations as a Markdown table.
 
-  Args:
-    evaluations: The evaluations.
-    reestimated: Whether the models' BN statistics were computed again. The
-      table then says from which data.
+  If BN statistics were reestimated, the table says from which data.
   """
   cells = [['Test data', 'Model', 'Examples', 'Accuracy, %', 'Loss']]
   if reestimated:
@@ -386,31 +350,20 @@ def evaluation_table(
 def describe_evaluation(evaluations: Sequence[Evaluation]) -> str:
   """Describes what was evaluated in lines, in the words of `describe_last`.
 
-  Args:
-    evaluations: The global model on the whole test set, and the clients' models
-      on their own test data.
-
-  Returns:
-    The metrics of the global model and, if clients have test data, the means
-    over the clients.
+  They have the metrics of the global model on the whole test set and, if
+  clients have test data, the means over the clients' models on it.
   """
-  clients = [e for e in evaluations if e.client and e.num_examples]
-  groups = {
-      measures.GLOBAL_MODEL: [
-          e for e in evaluations if not e.client and e.num_examples
-      ],
-      measures.OWN_DATA: clients,
-  }
+  rows = pd.DataFrame(evaluations).query('num_examples > 0')
+  are_clients = rows['client'] != ''
+  groups = rows.groupby(are_clients)[['loss', 'accuracy']]
+  by_group = groups.agg(statistics.fmean).to_dict('index')
   measured = {
-      name: {
-          metric: statistics.fmean(getattr(row, metric) for row in rows)
-          for metric in ('loss', 'accuracy')
-          if rows
-      }
-      for name, rows in groups.items()
+      measures.GLOBAL_MODEL: by_group.get(False, {}),
+      measures.OWN_DATA: by_group.get(True, {}),
   }
+  num_clients = are_clients.sum()
   lines = [
-      f'Means over {len(clients)} client{"" if len(clients) == 1 else "s"}:',
+      f'Means over {num_clients} client{"" if num_clients == 1 else "s"}:',
       *_measured_lines(measured),
   ]
   if any(row.model == _OWN for row in evaluations):

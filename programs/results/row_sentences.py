@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 import math
-import statistics
 import types
+
+import pandas as pd
 
 from tff_bn.catalog import algorithms
 from tff_bn.programs.results import report
@@ -17,7 +18,7 @@ _CLIENT_ACCURACY = 'client_test_accuracy'
 
 
 def describe(
-    results: Sequence[report.Result],
+    results: pd.DataFrame,
     varied: Sequence[str],
     flags: Sequence[str] = (),
     names: Mapping[str, str] = types.MappingProxyType({}),
@@ -25,7 +26,7 @@ def describe(
   """Describes each row of a table of algorithms.
 
   Args:
-    results: Rows of results.csv.
+    results: What `report.results` returned.
     varied: The names of the table's labels.
     flags: The names of further flags in which the rows can differ.
     names: The names that `--algorithm` takes by the labels of the rows, where
@@ -39,17 +40,12 @@ def describe(
   """
   if list(varied) != [report.ALGORITHM]:
     return []
-  groups = report.by_labels(results, varied)
-  means = {
-      name: {
-          column: _mean(rows, column)
-          for column in (_ACCURACY, _CLIENT_ACCURACY, 'exchanges', 'rounds')
-      }
-      for (name,), rows in groups.items()
-  }
+  numbers = (_ACCURACY, _CLIENT_ACCURACY, 'exchanges', 'rounds')
+  means = report.means(results, varied, numbers).to_dict('index')
   reference = means.get(_REFERENCE, {})
   sentences = []
-  for (name,), (first, *_) in groups.items():
+  for first in results.drop_duplicates(report.ALGORITHM).to_dict('records'):
+    name = first[report.ALGORITHM]
     own = [f'--{flag}={first[flag]}' for flag in flags if first.get(flag)]
     settings = f', with {" ".join(own)}' if own else ''
     algorithm = algorithms.find(names.get(name, name))
@@ -62,12 +58,6 @@ def describe(
         + '.'
     )
   return sentences
-
-
-def _mean(rows: Sequence[report.Result], column: str) -> float:
-  """Returns a column's mean; NaN if it has no values."""
-  values = [float(row[column]) for row in rows if column in row]
-  return statistics.fmean(values) if values else math.nan
 
 
 def _facts(

@@ -5,6 +5,7 @@ import statistics
 from typing import Any
 
 import numpy as np
+from numpy import typing as npt
 
 from tff_bn.common import csv_files
 
@@ -14,25 +15,20 @@ def csv_text(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
   return csv_files.to_csv(columns, rows, digits=8)
 
 
-def mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:
-  """Returns the text of a cell with the results of several seeds.
+def mean_and_deviation(values: npt.ArrayLike, digits: int = 1) -> str:
+  """Returns the mean of several seeds and ± the sample standard deviation.
 
-  Args:
-    values: The results of the seeds.
-    digits: The digits after the point.
-
-  Returns:
-    The mean and, if there are several, ± the sample standard deviation; a dash
-    if there is none.
+  A single value has no deviation, and no value is a dash.
   """
-  if not values:
+  numbers = np.asarray(values, float)
+  if not numbers.size:
     return '–'
-  mean = f'{statistics.fmean(values):.{digits}f}'
-  if len(values) == 1:
+  mean = f'{statistics.fmean(numbers):.{digits}f}'
+  if numbers.size == 1:
     return mean
   # The values of a diverged run may be infinite or NaN.
   with np.errstate(invalid='ignore'):
-    return f'{mean} ± {np.std(values, ddof=1):.{digits}f}'
+    return f'{mean} ± {np.std(numbers, ddof=1):.{digits}f}'
 
 
 def markdown(

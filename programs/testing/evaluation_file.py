@@ -5,7 +5,7 @@ import csv
 import dataclasses
 import io
 import pathlib
-from typing import Any, Optional
+from typing import Optional
 
 from tff_bn.common import csv_files
 from tff_bn.common import files
@@ -48,10 +48,7 @@ class Subject:
   ) -> 'Subject':
     """Returns the subject of the evaluation of a run.
 
-    Args:
-      settings: The run's settings, with the flags of the data.
-      run: The run's folder.
-      reestimates_statistics: Whether BN statistics are computed again.
+    The settings are the run's, with the flags of the data.
     """
     texts = settings.to_flags()
     return cls(
@@ -91,13 +88,7 @@ _Contents = dict[Subject, list[report.Evaluation]]
 
 
 def read(path: pathlib.Path) -> _Contents:
-  """Reads the evaluations in a file.
-
-  Args:
-    path: The file.
-
-  Returns:
-    The evaluations by their subject; none if there is no such file.
+  """Reads the evaluations in a file by their subject, if there is such a file.
 
   Raises:
     ValueError: If the file was changed, or written by an earlier version.
@@ -115,20 +106,15 @@ def read(path: pathlib.Path) -> _Contents:
 
 def _parse(text: str) -> _Contents:
   """Returns the evaluations by their subject."""
-  reader = csv.DictReader(io.StringIO(text, newline=''), strict=True)
+  header, *rows = csv.reader(io.StringIO(text, newline=''), strict=True)
   found: _Contents = {}
-  if tuple(reader.fieldnames or ()) != _COLUMNS:
+  if tuple(header) != _COLUMNS:
     raise ValueError('The columns are wrong.')
-  for row in reader:
-    subject = Subject(**_part(row, Subject, rounds=int(row['rounds'])))
+  for run, rounds, dataset, flags, statistics, model, client, *numbers in rows:
+    subject = Subject(run, int(rounds), dataset, flags, statistics)
+    num_examples, accuracy, loss, _ = numbers
     evaluation = report.Evaluation(
-        **_part(
-            row,
-            report.Evaluation,
-            num_examples=int(row['num_examples']),
-            accuracy=_number(row['accuracy']),
-            loss=_number(row['loss']),
-        )
+        model, client, int(num_examples), _number(accuracy), _number(loss)
     )
     found.setdefault(subject, []).append(evaluation)
   if not found or text != _to_text(found):
@@ -152,12 +138,7 @@ def add(
     subject: Subject,
     evaluations: Sequence[report.Evaluation],
 ) -> int:
-  """Writes evaluations into a file, which keeps evaluations of other subjects.
-
-  Args:
-    path: The file; it need not exist.
-    subject: What the evaluations are about.
-    evaluations: The evaluations.
+  """Writes evaluations into a new file, or beside those of other subjects.
 
   Returns:
     The number of other subjects in the file.
@@ -165,12 +146,6 @@ def add(
   contents = {**read(path), subject: list(evaluations)}
   files.replace(path, _to_text(contents))
   return len(contents) - 1
-
-
-def _part(row: dict[str, Any], cls: type, **converted: Any) -> dict[str, Any]:
-  """Returns the columns of a row that are fields of a class."""
-  names = [field.name for field in dataclasses.fields(cls)]
-  return {**{name: row[name] for name in names}, **converted}
 
 
 def _number(text: str) -> Optional[float]:

@@ -1,11 +1,9 @@
 """Tests the final model of a run on clients that took no part in training."""
 
 from collections.abc import Iterable, Sequence
-import csv
-import dataclasses
-import io
 import pathlib
-from typing import Optional
+
+import pandas as pd
 
 from tff_bn import data as tff_bn_data
 from tff_bn.common import csv_files
@@ -33,39 +31,13 @@ _EXPLANATIONS = {
         ' N = --held_out_prior'
     ),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-  """The test of a model on a client that took no part in training.
-
-  Attributes:
-    client: The client.
-    statistics: Where the model's BN statistics come from.
-    num_examples: The number of the client's test examples.
-    accuracy: The share of correctly classified examples; None if there are no
-      examples.
-    loss: The mean loss; None if there are no examples.
-  """
-
-  client: str
-  statistics: str
-  num_examples: int
-  accuracy: Optional[float]
-  loss: Optional[float]
-
-
-_COLUMNS = [field.name for field in dataclasses.fields(Result)]
+_COLUMNS = ['client', 'statistics', 'num_examples', 'accuracy', 'loss']
 
 
 def check_model(
     settings: settings_lib.RunSettings, model: BatchNormModel
 ) -> None:
   """Checks that a run's model can be tested on clients that did not train.
-
-  Args:
-    settings: The run's settings.
-    model: The model.
 
   Raises:
     ValueError: If there are such clients, but the model has no BN statistics.
@@ -87,11 +59,7 @@ def test_clients(
 ) -> None:
   """Tests the final model of a run, prints the results and writes a CSV file.
 
-  Args:
-    settings: The run's settings.
-    model: The model.
-    data: The data of the clients that took no part in training.
-    folder: The run's folder.
+  The data is of the clients that took no part in training.
   """
   weights = saved_models.SavedModels(folder / run_folder.MODEL).weights(model)
   evaluator = evaluation.Evaluator(model)
@@ -118,7 +86,7 @@ def test_clients(
       metrics = evaluator.evaluate(client_weights, test_dataset)
       has_data = metrics['num_examples'] > 0
       results.append(
-          Result(
+          (
               client_id,
               name,
               metrics['num_examples'],
@@ -127,29 +95,18 @@ def test_clients(
           )
       )
   path = folder / run_folder.HELD_OUT_CSV
-  files.replace(
-      path, csv_files.to_csv(_COLUMNS, map(dataclasses.astuple, results))
-  )
-  print(table([('', results)], CLIENT))
+  files.replace(path, csv_files.to_csv(_COLUMNS, results))
+  print(table(read(folder), CLIENT))
   print(f'Held-out clients: {path}', flush=True)
 
 
-def read(folder: pathlib.Path) -> list[Result]:
-  """Reads the results from a run's folder; none if they are not there."""
+def read(folder: pathlib.Path) -> pd.DataFrame:
+  """Reads a run's results as texts; no rows if they are not there."""
   path = folder / run_folder.HELD_OUT_CSV
   if not path.exists():
-    return []
-  text = path.read_text(encoding='utf-8')
-  return [
-      Result(
-          row['client'],
-          row['statistics'],
-          int(row['num_examples']),
-          float(row['accuracy']) if row['accuracy'] else None,
-          float(row['loss']) if row['loss'] else None,
-      )
-      for row in csv.DictReader(io.StringIO(text))
-  ]
+    return pd.DataFrame(columns=_COLUMNS, dtype=str)
+  # A client can have the name `NA`.
+  return pd.read_csv(path, dtype=str, keep_default_na=False)
 
 
 def write_comparison(
@@ -163,21 +120,21 @@ def write_comparison(
     runs: The name of each run in the table, its seed, and its folder. Runs with
       the same name are averaged.
   """
-  results = [(name, seed, read(path)) for name, seed, path in runs]
-  if not any(rows for _, _, rows in results):
+  results = pd.concat(
+      [
+          read(path).assign(algorithm=name, seed=seed)
+          for name, seed, path in runs
+      ]
+  )
+  if results.empty:
     return
   files.replace(
       folder / run_folder.HELD_OUT_CSV,
-      csv_files.to_csv(
-          ['algorithm', 'seed', *_COLUMNS],
-          (
-              [name, seed, *dataclasses.astuple(row)]
-              for name, seed, rows in results
-              for row in rows
-          ),
+      results[['algorithm', 'seed', *_COLUMNS]].to_csv(
+          index=False, lineterminator='\n'
       ),
   )
-  text = table([(name, rows) for name, _, rows in results], ALGORITHM)
+  text = table(results, ALGORITHM)
   files.replace(folder / run_folder.HELD_OUT_MARKDOWN, text)
   print(text)
   print(
@@ -186,26 +143,15 @@ def write_comparison(
   )
 
 
-def table(
-    results: Iterable[tuple[str, Sequence[Result]]], first_column: str
-) -> str:
-  """Returns a Markdown table of accuracies.
-
-  Args:
-    results: See `table_cells`.
-    first_column: See `table_cells`.
-  """
+def table(results: pd.DataFrame, first_column: str) -> str:
+  """Returns `table_cells` as Markdown, with notes."""
   return tables.markdown(
       table_cells(results, first_column), notes(first_column)
   )
 
 
 def notes(first_column: str) -> list[str]:
-  """Returns sentences that explain the table.
-
-  Args:
-    first_column: See `table_cells`.
-  """
+  """Returns sentences that explain `table_cells`."""
   means = ''
   if first_column != CLIENT:
     means = '; mean over the seeds ± standard deviation'
@@ -218,46 +164,37 @@ def notes(first_column: str) -> list[str]:
 def of_runs(
     runs: Iterable[tuple[str, pathlib.Path]], first_column: str
 ) -> list[list[str]]:
-  """Returns the table of runs.
-
-  Args:
-    runs: The name of each run in the table, and its folder.
-    first_column: See `table_cells`.
-
-  Returns:
-    See `table_cells`; nothing if no run has results.
-  """
-  results = [(name, read(folder)) for name, folder in runs]
-  if not any(rows for _, rows in results):
-    return []
-  return table_cells(results, first_column)
+  """Returns `table_cells` for names and folders of runs, if any has results."""
+  results = pd.concat(
+      [read(folder).assign(algorithm=name) for name, folder in runs]
+  )
+  return [] if results.empty else table_cells(results, first_column)
 
 
-def table_cells(
-    results: Iterable[tuple[str, Sequence[Result]]], first_column: str
-) -> list[list[str]]:
+def table_cells(results: pd.DataFrame, first_column: str) -> list[list[str]]:
   """Returns a table of accuracies.
 
   Args:
-    results: The name of each run and its results. Runs with the same name are
-      averaged.
+    results: The results with the names of runs as `algorithm`. Runs with the
+      same name are averaged.
     first_column: 'Algorithm', or 'Client' if there is a single run.
 
   Returns:
     The titles, and a line for each client of each run.
   """
-  accuracies: dict[tuple[str, str], dict[str, list[float]]] = {}
-  for name, rows in results:
-    for row in rows:
-      values = accuracies.setdefault((name, row.client), {})
-      if row.accuracy is not None:
-        values.setdefault(row.statistics, []).append(100 * row.accuracy)
-  titles = [f'{name}, %' for name in _EXPLANATIONS]
-  has_names = first_column != CLIENT
-  cells = [[first_column, CLIENT, *titles] if has_names else [CLIENT, *titles]]
-  for (name, client), values in accuracies.items():
-    cells.append(
-        ([name, client] if has_names else [client])
-        + [tables.mean_and_deviation(values.get(s, [])) for s in _EXPLANATIONS]
-    )
-  return cells
+  labels = ['client'] if first_column == CLIENT else ['algorithm', 'client']
+  percent = 100 * pd.to_numeric(results['accuracy'])
+  lines = results.assign(percent=percent).pivot_table(
+      index=labels,
+      columns='statistics',
+      values='percent',
+      aggfunc=lambda values: tables.mean_and_deviation(values.dropna()),
+      sort=False,
+      fill_value='–',
+  )
+  lines = lines.reindex(columns=list(_EXPLANATIONS), fill_value='–')
+  titles = dict.fromkeys([first_column, CLIENT])
+  return [
+      [*titles, *(f'{name}, %' for name in _EXPLANATIONS)],
+      *lines.reset_index().to_numpy().tolist(),
+  ]

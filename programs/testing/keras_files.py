@@ -35,14 +35,10 @@ class _Custom(NamedTuple):
 
 
 def loading_code(path: pathlib.Path) -> list[str]:
-  """Returns the lines of Python that load a model.
+  """Returns the lines of Python that load a `.keras` file.
 
-  Args:
-    path: The `.keras` file.
-
-  Returns:
-    The imports that are needed besides Keras, if any, and the call of
-    `keras.models.load_model`.
+  The last one calls `keras.models.load_model`; others import what it needs
+  besides Keras.
   """
   with zipfile.ZipFile(path) as archive:
     values = list(_objects(json.loads(archive.read(_CONFIG))))
@@ -68,15 +64,14 @@ def prediction_code(
 ) -> list[str]:
   """Returns the lines of Python that load a model and predict with it.
 
+  They turn samples `x`, as they were before the run scaled them, into the names
+  or numbers of their classes, `predicted`.
+
   Args:
     path: The `.keras` file.
     manifest: The manifest of the run's models.
-    image_size: The height and width to which the run resized its images;
-      `None`: not.
-
-  Returns:
-    The lines. They turn samples `x`, as they were before the run scaled them,
-    into the names or numbers of their classes, `predicted`.
+    image_size: The height and width to which the run resized its images; None:
+      not.
   """
   *imports, model = loading_code(path)
   return [
@@ -92,13 +87,7 @@ def usage_code(
     manifest: Mapping[str, Any],
     image_size: Optional[tuple[int, int]],
 ) -> list[str]:
-  """Returns the lines of `prediction_code` that follow after loading.
-
-  Args:
-    folder: The folder of the run's models.
-    manifest: See `prediction_code`.
-    image_size: See `prediction_code`.
-  """
+  """Returns the lines of `prediction_code` that follow after loading."""
   if 'class_names' not in manifest or manifest['input_shape'] is None:
     return []  # The models of an earlier version, or of unknown data.
   divisor, shape = manifest['divisor'], manifest['input_shape']

@@ -25,12 +25,8 @@ _BATCH_SIZE = 256
 def class_names(saved: saved_models.SavedModels) -> Optional[tuple[str, ...]]:
   """Returns the classes of a run's models in the order of their outputs.
 
-  Args:
-    saved: The run's models.
-
-  Returns:
-    The names, or the numbers of classes without names. `None` for models of an
-    earlier version, which does not record the names.
+  Classes without names have numbers. It is None for models of an earlier
+  version, which does not record the names.
   """
   names = saved.manifest.get('class_names')
   if names is None:
@@ -41,12 +37,7 @@ def class_names(saved: saved_models.SavedModels) -> Optional[tuple[str, ...]]:
 def scale_as_in_training(
     saved: saved_models.SavedModels, data: tff_bn_data.FederatedData
 ) -> tff_bn_data.FederatedData:
-  """Returns data with the scaling of the pixels that a run was trained with.
-
-  Args:
-    saved: The run's models.
-    data: The data.
-  """
+  """Returns data with the scaling of the pixels that a run was trained with."""
   numbers = saved.manifest.get('pixel_scaling')
   if numbers is None:
     return data
@@ -96,11 +87,6 @@ def check_data(
     data: tff_bn_data.FederatedData,
 ) -> None:
   """Checks that the models of a run can be evaluated on this data.
-
-  Args:
-    saved: The run's models.
-    model: The model with which the run was trained.
-    data: The data.
 
   Raises:
     ValueError: If the data has another shape or more classes than the model, or

@@ -41,7 +41,7 @@ def test_package_imports_nothing_heavy():
   code = """
       import tff_bn
       import tff_bn.programs
-      heavy = {'tensorflow', 'tensorflow_federated', 'numpy', 'matplotlib'}
+      heavy = {'tensorflow', 'tensorflow_federated', 'numpy', 'pandas'}
       print(sorted(heavy & set(sys.modules)))
   """
   assert _run(code) == '[]\n'

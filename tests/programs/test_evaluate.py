@@ -59,18 +59,10 @@ def _assert_same(model, expected):
     np.testing.assert_array_equal(a, b)
 
 
-def _files(folder):
-  return {
-      path.relative_to(folder).as_posix(): path.read_bytes()
-      for path in folder.rglob('*')
-      if path.is_file()
-  }
-
-
 def test_exported_models(run, sampled, tmp_path, capsys):
   assert not (run / 'model/clients').exists()
   assert 'save_client_models' not in (run / 'flags.txt').read_text()
-  before = _files(run)
+  before = csv_rows.contents(run)
   new = 'client_0000' if sampled != 'client_0000' else 'client_0001'
   capsys.readouterr()
   arguments = [f'--run={run}', f'--export_client={sampled},{new}']
@@ -96,7 +88,7 @@ def test_exported_models(run, sampled, tmp_path, capsys):
   np.testing.assert_array_equal(found['predicted'], expected)
   assert len(os.listdir(tmp_path / 'exported_clients')) == 2
   assert not (tmp_path / 'evaluation.csv').exists()
-  assert _files(run) == before
+  assert csv_rows.contents(run) == before
 
 
 def test_models_of_sampled_clients_need_no_data(run, sampled, tmp_path):
@@ -132,12 +124,12 @@ _REFUSED = """
 
 @flag_cases.parametrize(_REFUSED)
 def test_what_is_refused(run, arguments, expected, capsys):
-  before = _files(run)
+  before = csv_rows.contents(run)
   assert evaluate.run([f'--run={run}', *arguments]) == 2
   error = ' '.join(capsys.readouterr().err.split())
   for words in expected.split(';'):
     assert words.strip() in error
-  assert _files(run) == before
+  assert csv_rows.contents(run) == before
 
 
 def test_models_of_an_earlier_version(run, sampled, tmp_path, capsys):

@@ -81,12 +81,6 @@ def analyze(name, run, *arguments, folder=None):
   )
 
 
-def cells(markdown):
-  """Returns the rows of the tables in a Markdown text."""
-  lines = [line for line in markdown.splitlines() if line.startswith('|')]
-  return [[c.strip() for c in line.strip('|').split('|')] for line in lines]
-
-
 def with_flags(run, folder, **flags):
   """Copies a run as if it had other flags; None removes a flag."""
   shutil.copytree(run, folder)

@@ -125,12 +125,8 @@ def test_table_has_the_papers_number_in_parentheses():
       _printed(a_iid=[61.0, 2.0], b_skewed=[7.5]),
   )
 
-  table = experiment_numbers.to_markdown(numbers, _TABLE)
+  cells = csv_rows.cells(experiment_numbers.to_markdown(numbers, _TABLE))
 
-  cells = [
-      [cell.strip() for cell in line.strip('|').split('|')]
-      for line in table.splitlines()
-  ]
   assert cells[0] == ['method', 'iid', 'skewed']
   assert cells[2:] == [
       ['a', '60.00 ± 14.14 (61.00 ± 2.00)', '–'],

@@ -5,12 +5,12 @@ from unittest import mock
 
 import csv_rows
 import pytest
-import tiny_runs
 
 from tff_bn.papers import compare_with_experiments
 from tff_bn.papers.experiments import experiment_files
 from tff_bn.papers.experiments import experiment_results
 from tff_bn.programs.plan import comparison
+from tff_bn.programs.results import charts
 from tff_bn.programs.results import html_report
 from tff_bn.programs.runs import jobs
 from tff_bn.programs.runs import run_folder
@@ -74,9 +74,10 @@ def use_folder(folder, monkeypatch):
 
 
 def _compare_quickly(arguments, write_page=lambda *_: None):
-  """Runs the program, but builds runs only to train them, and no page."""
+  """Runs the program, but builds runs only to train them, and no plots."""
   with (
       mock.patch.object(jobs, 'check'),
+      mock.patch.object(charts, 'save'),
       mock.patch.object(html_report, 'write', write_page),
   ):
     return compare_with_experiments.run(arguments)
@@ -134,7 +135,7 @@ def test_report_has_table_sentences_and_files(finished):
   assert text.startswith('# New, table 1: accuracy in %\n')
   assert '--experiment=new/table_1 --scale=digits --seeds=3`' in text
   assert "Not the experiment's own: --seeds=3." in text
-  cells = tiny_runs.cells(text.partition('## Analysis')[0])
+  cells = csv_rows.cells(text.partition('## Analysis')[0])
   assert cells[0] == ['scheme', 'i.i.d.', 'skewed']
   assert [row[0] for row in cells[2:]] == ['Averaging', 'Pooling']
   assert cells[3][2].endswith('(80.50)')

@@ -1,4 +1,4 @@
-"""Runs experiments of all forms at the smoke scale."""
+"""Runs experiments with all kinds of parts at the smoke scale."""
 
 from concurrent import futures
 import multiprocessing
@@ -10,6 +10,7 @@ import pytest
 
 from tff_bn.papers import compare_with_experiments
 from tff_bn.papers.experiments import experiment_files
+from tff_bn.programs.results import charts
 from tff_bn.programs.results import html_report
 from tff_bn.programs.runs import run_folder
 
@@ -36,7 +37,7 @@ def runs(tmp_path_factory):
 
 
 def _compare(arguments):
-  """Runs the program, but builds each run once, and without a page.
+  """Runs the program, but builds each run once, and draws only the experiment.
 
   The program builds all runs before it trains the first one, too. That finds no
   other mistakes, and building takes longer than two rounds.
@@ -46,31 +47,35 @@ def _compare(arguments):
 
   with (
       mock.patch.object(jobs, 'check'),
+      mock.patch.object(charts, 'save'),
       mock.patch.object(html_report, 'write'),
   ):
     return compare_with_experiments.run(arguments)
 
 
-def _of_all_forms():
-  """Returns the first experiment of each paper, axes, figure and analyses.
+def _with_all_parts():
+  """Returns experiments that have all flags, analyses and kinds of figures.
 
   The plans of all experiments are checked elsewhere.
   """
-  found = {}
+  found, names = set(), []
   for name in experiment_files.names():
     experiment = experiment_files.load(name)
-    form = (
-        name.partition('/')[0],
-        tuple(axis.name for axis in experiment.axes),
+    points = [point for axis in experiment.axes for point in axis.points]
+    parts = {
         experiment.shown and experiment.shown.kind,
-        tuple(analysis.name for analysis in experiment.analyses),
-    )
-    found.setdefault(form, name)
-  return list(found.values())
+        *(analysis.name for analysis in experiment.analyses),
+        *experiment.flags,
+        *(flag for point in points for flag in point.flags),
+    }
+    if not parts <= found:
+      found |= parts
+      names.append(name)
+  return names
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', _of_all_forms())
+@pytest.mark.parametrize('name', _with_all_parts())
 def test_experiment_finishes(runs, name):
   folder = runs.run(name)
 

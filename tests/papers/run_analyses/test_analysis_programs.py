@@ -3,6 +3,7 @@
 import re
 import shutil
 
+import csv_rows
 import printed
 import pytest
 import tiny_runs
@@ -14,14 +15,6 @@ from tff_bn.programs.cli import command_line
 from tff_bn.programs.runs import run_folder
 
 _WITH_RUN = analysis_programs.PROGRAMS.keys() - analysis_programs.WITHOUT_RUN
-
-
-def _files(folder):
-  return {
-      path.relative_to(folder).as_posix(): path.read_bytes()
-      for path in folder.rglob('*')
-      if path.is_file()
-  }
 
 
 def _write_run(folder, *flags):
@@ -150,33 +143,33 @@ def test_wrong_flags(arguments, message, tmp_path, monkeypatch, capsys):
   _write_run(tmp_path / 'unfinished', '--seed=0')
   (tmp_path / 'unfinished' / 'metrics.csv').unlink()
   monkeypatch.chdir(tmp_path)
-  before = _files(tmp_path)
+  before = csv_rows.contents(tmp_path)
   assert analyze.run(arguments.split()) == 2
   captured = capsys.readouterr()
   assert captured.err.startswith(f'tff-bn-analyze {arguments.split()[0]}: ')
   assert message in captured.err
   assert captured.err.count('\n') == 1
   assert not captured.out
-  assert _files(tmp_path) == before
+  assert csv_rows.contents(tmp_path) == before
 
 
 def test_a_run_keeps_its_analyses_until_it_is_removed(fedavg, tmp_path):
   run = tiny_runs.with_flags(fedavg, tmp_path / 'run')
-  before = _files(run)
+  before = csv_rows.contents(run)
   expected = set(before)
   for name, *arguments in (
       ('kept_share', '--repeats=1'),
-      ('matching', '--num_examples=4'),
+      ('permutation', '--num_examples=4'),
   ):
     result = tiny_runs.analyze(name, run, *arguments)
     expected |= {f'{name}.csv', f'{name}.md'}
     expected |= {f'plots/{plot}.png' for plot in result.drawings}
-  after = _files(run)
+  after = csv_rows.contents(run)
   assert set(after) == expected
   assert before.items() <= after.items()
   # As --overwrite does.
   run_folder.remove(run)
-  assert not _files(run)
+  assert not csv_rows.contents(run)
 
 
 def test_several_runs_share_a_folder_for_results(
@@ -185,10 +178,10 @@ def test_several_runs_share_a_folder_for_results(
   for name in ('run', 'other'):
     tiny_runs.with_flags(fedavg, tmp_path / name)
   monkeypatch.chdir(tmp_path)
-  before = _files(tmp_path)
+  before = csv_rows.contents(tmp_path)
   assert analyze.run(['permutation', '--run=run,other']) == 0
   folder = 'runs/permutation'
-  assert _files(tmp_path).keys() - before.keys() == {
+  assert csv_rows.contents(tmp_path).keys() - before.keys() == {
       f'{folder}/permutation.csv',
       f'{folder}/permutation.md',
       f'{folder}/plots/permutation.png',
@@ -210,14 +203,14 @@ def test_seeds_of_a_comparison_have_its_name(comparison, tmp_path):
 
 
 def _assert_fails(capsys, folder, arguments, pattern):
-  before = _files(folder)
+  before = csv_rows.contents(folder)
   assert analyze.run(arguments) == 2
   captured = capsys.readouterr()
   error = printed.error(captured.err)
   assert error.startswith(f'tff-bn-analyze {arguments[0]}: ')
   assert re.search(pattern, error)
   assert not captured.out
-  assert _files(folder) == before
+  assert csv_rows.contents(folder) == before
 
 
 @pytest.mark.parametrize(
@@ -226,7 +219,6 @@ def _assert_fails(capsys, folder, arguments, pattern):
         ('subclassed', 'shuffle_test', '--run=.* not a functional model'),
         ('subclassed', 'kept_share', '--num_units must .* not a functional'),
         ('subclassed', 'matching', '--layers must .* not a functional model'),
-        ('subclassed', 'preference', '--layers must .* not a functional model'),
         ('subclassed', 'fusion', '--run=.* not a functional model'),
         ('linear', 'shuffle_test', '--run=.* hidden'),
         ('linear', 'kept_share', 'no hidden units.* give --num_units'),
@@ -277,9 +269,7 @@ def test_weights_of_another_model(fedavg, tmp_path, capsys):
             '--run=.*: --num_clients=5 is more than the 4 clients',
         ),
         ('matching --num_clients=5', '--num_clients=5 .* 4 clients'),
-        ('preference --num_clients=9', '--num_clients=9 .* 4 clients'),
         ('matching --layers=relu,rule', "--layers='rule'"),
-        ('preference --layers=rule', "--layers='rule'"),
         (
             'kept_share --num_steps=4 --num_shuffles=2,5',
             '--num_shuffles has 5.* 4 local steps .*--num_steps',
@@ -303,13 +293,4 @@ def test_each_local_step_can_shuffle(tmp_path, capsys):
   arguments = ['kept_share', '--num_steps=4', '--num_shuffles=4']
   arguments += ['--repeats=1', '--num_units=3', f'--output_dir={tmp_path}']
   assert analyze.run(arguments) == 0
-  capsys.readouterr()
-
-
-def test_divergence_needs_two_clients(fedavg, tmp_path, capsys):
-  run = tiny_runs.with_flags(fedavg, tmp_path / 'run', clients_per_round=1)
-  arguments = ['weight_divergence', f'--run={run}']
-  words = 'trains one client in a round.*--num_clients'
-  _assert_fails(capsys, tmp_path, arguments, words)
-  assert analyze.run([*arguments, '--num_clients=2']) == 0
   capsys.readouterr()

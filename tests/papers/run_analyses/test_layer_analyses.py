@@ -70,7 +70,7 @@ def test_table_of_weight_divergence(comparison, divergence):
   rows = divergence.rows
   assert list(rows[0]) == ['run', 'seed', 'layer', 'divergence']
   assert len(rows) == 2 * 2 * 3
-  cells = tiny_runs.cells(divergence.markdown)
+  cells = csv_rows.cells(divergence.markdown)
   assert cells[0] == ['Layer', 'cmp fedavg', 'cmp fedbn']
   for line, layer in zip(cells[2:], _LAYERS, strict=True):
     values = [
@@ -118,7 +118,7 @@ def test_a_run_alone(fedavg, divergence, tmp_path, capsys):
 @pytest.mark.parametrize(
     ('flags', 'rate', 'num_rounds'),
     [
-        ({}, 0.1, 3),
+        ({}, 0.1, 2),
         pytest.param(
             dict(client_learning_rate_schedule='2:0.25,3:0'),
             0.1 * 0.25,
@@ -197,14 +197,14 @@ def test_clients_with_their_own_models_train_one_round(
   assert sorted(comparison.rglob('*')) == before
 
 
-@pytest.mark.parametrize('name', ['weight_divergence', 'matching'])
-def test_clients_of_an_analysis(fedavg, tmp_path, name):
-  arguments = ('--num_clients=2', '--seed=1')
-  result = tiny_runs.analyze(name, fedavg, *arguments, folder=tmp_path)
+def test_clients_of_weight_divergence(fedavg, tmp_path, capsys):
+  run = tiny_runs.with_flags(fedavg, tmp_path / 'run', clients_per_round=1)
+  assert analyze_program.run(['weight_divergence', f'--run={run}']) == 2
+  error = capsys.readouterr().err
+  assert 'trains one client in a round' in error and '--num_clients' in error
+  arguments = ('weight_divergence', run, '--num_clients=2', '--seed=1')
+  result = tiny_runs.analyze(*arguments)
   clients = tiny_runs.analyzed(fedavg).draw_clients(2, 1)
-  if name == 'matching':
-    assert [row['client'] for row in result.rows] == clients
-    return
   expected = _divergence(_clients(fedavg, clients).values())
   found = _values(result.rows, 'divergence')
   assert found == pytest.approx(expected, rel=1e-4)
@@ -245,16 +245,17 @@ def test_layers_before_and_after(
   result = tiny_runs.analyze(
       name,
       runs,
-      *('--num_clients=4', '--num_examples=200'),
+      *('--num_clients=2', '--num_examples=200'),
       f'--layers={",".join(layers)}',
       folder=tmp_path / 'out',
   )
-  data = tiny_runs.split()
-  x, y = tiny_runs.analyzed(fedavg).test_examples(200, 0)
+  analyzed = tiny_runs.analyzed(fedavg)
+  x, y = analyzed.test_examples(200, 0)
+  clients = analyzed.draw_clients(2, 0)
   expected = []
   for run in runs:
-    after = _clients(run, rate=4)
-    for client in data.client_ids:
+    after = _clients(run, clients, rate=4)
+    for client in clients:
       for layer in layers:
         share = measure(_start(run, client), after[client], layer, x, y)
         size = '10' if layer == 'logits' else '30'
@@ -270,27 +271,34 @@ def test_layers_before_and_after(
   assert np.mean(np.isclose(shares, truth, atol=1e-6)) > 0.8
   np.testing.assert_allclose(shares, truth, atol=0.11)
   assert min(truth) < 0.9
-  cells = tiny_runs.cells(result.markdown)
+  cells = csv_rows.cells(result.markdown)
   assert cells[0] == ['Layer', *(run.name for run in runs)]
   assert [line[0] for line in cells[2:]] == list(layers)
   assert re.fullmatch(r'[01]\.\d{3} ± 0\.\d{3}', cells[2][1])
   # Each unit is drawn for the first client of both runs.
   assert result.drawings.keys() == {name, f'{name}_units'}
   titles = [axes.get_title() for axes in result.drawings[f'{name}_units'].axes]
-  firsts = [row for row in result.rows if row['client'] == data.client_ids[0]]
+  firsts = [row for row in result.rows if row['client'] == clients[0]]
   assert titles == [
       f'{row["layer"]} [{float(row[column]):.3f}]' for row in firsts
   ]
 
 
-@pytest.mark.parametrize('name', ['matching', 'preference'])
-def test_default_layers_and_client(fedavg, tmp_path, name):
-  result = tiny_runs.analyze(name, fedavg, folder=tmp_path)
-  (row,) = result.rows
-  assert row['layer'] == 'relu'
-  assert '±' not in result.markdown
+@pytest.mark.parametrize(
+    ('name', 'arguments', 'drawn'),
+    [
+        ('matching', ('--num_clients=2', '--seed=1'), (2, 1)),
+        ('preference', (), (1, 0)),
+    ],
+)
+def test_default_layers_and_clients(fedavg, tmp_path, name, arguments, drawn):
+  result = tiny_runs.analyze(name, fedavg, *arguments, folder=tmp_path)
+  clients = tiny_runs.analyzed(fedavg).draw_clients(*drawn)
+  assert [row['client'] for row in result.rows] == clients
+  assert {row['layer'] for row in result.rows} == {'relu'}
+  assert ('±' in result.markdown) == (len(clients) > 1)
   assert 'at most 500 test examples' in result.markdown
-  assert re.search(r'\| relu +\| +[01]\.\d{3} +\|', result.markdown)
+  assert re.search(r'\| relu +\| +[01]\.\d{3} ', result.markdown)
 
 
 def test_training_that_diverges(fedavg, tmp_path, capsys):

@@ -1,8 +1,8 @@
 """Tests of tables and figures that analyses make from given numbers."""
 
+import csv_rows
 import numpy as np
 import pytest
-import tiny_runs
 
 from tff_bn.papers.run_analyses import fusion_analysis
 from tff_bn.papers.run_analyses import preference_analysis
@@ -22,7 +22,7 @@ _ROWS = [
 
 def test_layer_markdown():
   text = run_tables.layer_markdown(_ROWS, '.2f', ['A note.'])
-  cells = tiny_runs.cells(text)
+  cells = csv_rows.cells(text)
   assert cells[0] == ['Layer', 'r', 's']
   assert cells[2] == ['a', '2.50 ± 2.12', '–']
   assert cells[3] == ['b', '0.50 ± 0.00', '3.00']

@@ -1,5 +1,6 @@
 """Tests for `tff-bn-analyze fedbn_toy`."""
 
+import csv_rows
 import numpy as np
 import pytest
 import tiny_runs
@@ -31,7 +32,7 @@ def test_table_and_figures(tmp_path):
         ('loss', choice.losses),
     ):
       np.testing.assert_allclose(float(row[column]), values[client], rtol=1e-5)
-  cells = tiny_runs.cells(result.markdown)
+  cells = csv_rows.cells(result.markdown)
   assert cells[0] == ['Model', 'Loss of client 1', 'Loss of client 2']
   assert cells[3][1] == f'{expected.choices[1].losses[0]:.4f}'
   panels = result.drawings['local_losses'].axes

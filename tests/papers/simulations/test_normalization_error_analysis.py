@@ -32,14 +32,6 @@ def _run(folder, *arguments):
   )
 
 
-def _files(folder):
-  return {
-      path.relative_to(folder).as_posix(): path.read_bytes()
-      for path in folder.rglob('*')
-      if path.is_file()
-  }
-
-
 @pytest.fixture(scope='module')
 def results():
   settings = normalization_error.Settings(4, 5, 0.3, 6, 7)
@@ -50,7 +42,7 @@ def test_writes_tables_and_plots(tmp_path, results, capsys):
   folder = tmp_path / 'a' / 'b'
   assert _run(folder, '--gammas=0.5,0') == 0
   captured = capsys.readouterr()
-  files = _files(folder)
+  files = csv_rows.contents(folder)
   assert files.keys() == _FILES
   expected = [
       (result.gamma, name, result.mean_error(name), result.final_error(name))
@@ -86,11 +78,8 @@ def test_writes_tables_and_plots(tmp_path, results, capsys):
 
 
 def test_markdown(results):
-  lines = normalization_error_report.results_markdown(results).splitlines()
-  cells = [
-      [cell.strip() for cell in line.strip('|').split('|')]
-      for line in lines[:4]
-  ]
+  text = normalization_error_report.results_markdown(results)
+  cells = csv_rows.cells(text)
   assert cells[0] == [
       'γ',
       *('naive', 'fixbn', 'fbn'),
@@ -99,11 +88,10 @@ def test_markdown(results):
   assert cells[3][0] == '0.5'
   assert cells[3][2] == f'{results[1].mean_error("fixbn"):.4f}'
   assert cells[3][6] == f'{results[1].final_error("fbn"):.4f}'
-  notes = '\n'.join(lines[4:])
-  assert 'over all 6 rounds' in notes
+  assert 'over all 6 rounds' in text
   # The share of the initial running statistics in the error.
   first = results[0].errors['fbn']
-  assert f'{first[0]:.4f}, {100 * first[0] / first.sum():.0f}%' in notes
+  assert f'{first[0]:.4f}, {100 * first[0] / first.sum():.0f}%' in text
 
 
 def test_error_figure(results):
@@ -168,7 +156,7 @@ def test_points_of_the_most_heterogeneous_level(results, monkeypatch):
 
 def test_a_folder_is_written_again_with_the_same_flags_only(tmp_path, capsys):
   assert _run(tmp_path, '--gammas=0.5') == 0
-  first = _files(tmp_path)
+  first = csv_rows.contents(tmp_path)
   # As after an interrupted program.
   (tmp_path / 'normalization_error.csv').unlink()
   (tmp_path / 'plots' / 'normalized_points.png').unlink()
@@ -176,9 +164,9 @@ def test_a_folder_is_written_again_with_the_same_flags_only(tmp_path, capsys):
   assert _run(tmp_path, '--gammas=0.3') == 2
   assert '--gammas (0.5, now 0.3)' in capsys.readouterr().err
   assert _run(tmp_path, f'--flagfile={tmp_path / "flags.txt"}') == 0
-  assert _files(tmp_path) == first
+  assert csv_rows.contents(tmp_path) == first
   assert _run(tmp_path, '--gammas=0.3', '--overwrite') == 0
-  second = _files(tmp_path)
+  second = csv_rows.contents(tmp_path)
   assert second.keys() == _FILES
   assert second != first
   assert b'--gammas=0.3\n' in second['flags.txt']

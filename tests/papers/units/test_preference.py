@@ -193,13 +193,12 @@ def test_mixed_precision():
 
 
 def test_several_layers_equal_single_layers():
-  model = random_models.build('small_cnn')
-  x, y = random_models.inputs(model, 150), _RNG.integers(10, size=150)
-  names = ['relu_3', 'relu_2', 'logits', 'conv_1']
-  found = preference.preference_vectors_by_layer(model, names, x, y)
+  model = _perceptron()
+  names = ['second', 'norm', 'logits', 'first']
+  found = preference.preference_vectors_by_layer(model, names, _X, _Y)
   assert list(found) == names
   for name in names:
-    alone = preference.preference_vectors(model, name, x, y)
+    alone = preference.preference_vectors(model, name, _X, _Y)
     np.testing.assert_allclose(found[name], alone, rtol=1e-4, atol=1e-5)
     assert np.ptp(alone) > 0.01
 

@@ -282,7 +282,7 @@ from tff_bn.programs import {module}
 assert {module}.run(['--help']) == 0
 assert {module}.run(['--version']) == 0
 assert {module}.run(['--num_clients=0']) == 2
-for name in ('numpy', 'tensorflow', 'tensorflow_federated', 'matplotlib'):
+for name in ('numpy', 'tensorflow', 'matplotlib', 'pandas', 'sklearn'):
   assert name not in sys.modules, name
 """
   completed = subprocess.run(

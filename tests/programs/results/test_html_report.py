@@ -123,8 +123,8 @@ def comparison(tmp_path_factory):
       runs.append(
           report.Run({'algorithm': algorithm}, seed, report.read_rows(run))
       )
-  results = [report.result(run, _AVERAGED) for run in runs]
-  (folder / 'results.csv').write_text(report.results_csv(results))
+  results = report.results(runs, _AVERAGED)
+  (folder / 'results.csv').write_text(report.to_csv(results))
   html_report.write(folder, _page(folders, runs))
   return folder
 

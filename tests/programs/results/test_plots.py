@@ -285,7 +285,7 @@ def _sweep(axes, accuracy, seeds=(0, 1), title='digits'):
       for seed in seeds
       for cell in axes_lib.product(axes)
   ]
-  results = [report.result(run, 1) for run in runs]
+  results = report.results(runs, 1)
   return plots.of_sweep(runs, results, 3, axes, title)
 
 

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 
+import csv_rows
 import example_runs
 import numpy as np
 import pytest
@@ -11,17 +12,24 @@ import pytest
 from tff_bn.programs.results import report
 
 
-def test_read_metrics_leaves_out_what_is_missing():
-  text = 'round,test_loss,client_test_loss\n1,nan,\n2,0.5,1e-3\n'
-  first, second = report.read_metrics(text)
+def test_read_rows_leaves_out_what_is_missing(tmp_path):
+  (tmp_path / 'metrics.csv').write_text(
+      'round,test_loss,client_test_loss\n1,nan,\n2,0.5,1e-3\n'
+  )
+  first, second = report.read_rows(tmp_path)
   assert first.keys() == {'round', 'test_loss'}
   assert np.isnan(first['test_loss'])
   assert second == dict(round=2.0, test_loss=0.5, client_test_loss=0.001)
 
 
+def _result(run, average_last):
+  """Returns the values that a run has."""
+  (row,) = report.results([run], average_last).to_dict('records')
+  return {name: value for name, value in row.items() if value != ''}
+
+
 def test_result_averages_the_last_rounds():
-  result = report.result(example_runs.RUNS[0], 2)
-  assert result == {
+  assert _result(example_runs.RUNS[0], 2) == {
       'algorithm': 'fedavg',
       'seed': 0,
       'test_accuracy': pytest.approx(0.6),
@@ -29,11 +37,11 @@ def test_result_averages_the_last_rounds():
       'rounds': 3,
       'exchanges': 3,
   }
-  assert report.result(example_runs.RUNS[0], 1)['test_accuracy'] == 0.7
+  assert _result(example_runs.RUNS[0], 1)['test_accuracy'] == 0.7
   # More rounds than there are: all of them.
-  assert report.result(example_runs.RUNS[0], 9)['test_loss'] == 4.0
+  assert _result(example_runs.RUNS[0], 9)['test_loss'] == 4.0
   # A column that not every round has.
-  assert report.result(example_runs.RUNS[2], 2)['client_test_loss'] == 0.5
+  assert _result(example_runs.RUNS[2], 2)['client_test_loss'] == 0.5
 
 
 def test_the_untrained_model_is_not_averaged():
@@ -42,12 +50,15 @@ def test_the_untrained_model_is_not_averaged():
       {'algorithm': 'fedavg'}, 0, [untrained, *example_runs.RUNS[0].rows]
   )
   assert report.last_rows(run, 9) == example_runs.RUNS[0].rows
-  assert report.result(run, 9) == report.result(example_runs.RUNS[0], 9)
+  assert _result(run, 9) == _result(example_runs.RUNS[0], 9)
+
+
+def _csv_rows(table):
+  return list(csv.DictReader(io.StringIO(report.to_csv(table))))
 
 
 def test_results_csv():
-  results = [report.result(run, 1) for run in example_runs.RUNS]
-  rows = list(csv.DictReader(io.StringIO(report.results_csv(results))))
+  rows = _csv_rows(report.results(example_runs.RUNS, 1))
   assert [(row['algorithm'], row['seed']) for row in rows] == [
       ('fedavg', '0'),
       ('fedavg', '1'),
@@ -60,12 +71,9 @@ def test_results_csv():
 
 
 def test_results_markdown():
-  results = [report.result(run, 1) for run in example_runs.RUNS]
-  lines = report.results_markdown(results, 1).splitlines()
-  cells = [
-      [cell.strip() for cell in line.strip('|').split('|')]
-      for line in lines[:4]
-  ]
+  results = report.results(example_runs.RUNS, 1)
+  text = report.results_markdown(results, 1)
+  lines, cells = text.splitlines(), csv_rows.cells(text)
   assert cells[0] == [
       'Algorithm',
       'Accuracy, %',
@@ -107,7 +115,7 @@ def _accuracy_notes(*runs):
       )
       for name, has_client_models in runs
   ]
-  results = [report.result(run, 1) for run in runs]
+  results = report.results(runs, 1)
   _, test, client, *_ = report.notes(results, 1, runs)
   assert client == (
       "Client accuracy, %: each client's model on its own test data (mean)."
@@ -143,8 +151,10 @@ def test_table_of_runs_of_which_one_diverged(loss):
           [dict(round=1, test_accuracy=0.1, test_loss=loss)],
       ),
   ]
-  table = report.results_markdown([report.result(r, 1) for r in runs], 1)
-  assert f'{loss} ± nan' in table
+  table = report.results(runs, 1)
+  assert f'{loss} ± nan' in report.results_markdown(table, 1)
+  # It is no missing value.
+  assert [row['test_loss'] for row in _csv_rows(table)] == ['1.0', str(loss)]
 
 
 def test_description_of_the_last_row():
@@ -176,7 +186,7 @@ def test_costs_of_a_result():
   run = report.Run(
       {'algorithm': 'a'}, 0, [dict(round=1, exchanges=2.0, megabytes=0.75)]
   )
-  result = report.result(run, 1)
+  result = _result(run, 1)
   assert result['exchanges'] == 2 and isinstance(result['exchanges'], int)
   assert result['megabytes'] == 0.75
 
@@ -188,10 +198,7 @@ def test_table_of_evaluations():
           report.Evaluation('own', 'client_0', 0, None, None),
       ]
   )
-  titles, _, *rows = (
-      [cell.strip() for cell in line.strip('|').split('|')]
-      for line in text.splitlines()
-  )
+  titles, _, *rows = csv_rows.cells(text)
   assert titles == ['Test data', 'Model', 'Examples', 'Accuracy, %', 'Loss']
   assert rows == [
       ['whole test set', 'global', '360', '62.5', '0.3333'],
@@ -207,10 +214,7 @@ def test_table_of_reestimated_statistics_names_their_data():
       ],
       reestimated=True,
   )
-  titles, _, *rows = (
-      [cell.strip() for cell in line.strip('|').split('|')]
-      for line in text.splitlines()
-  )
+  titles, _, *rows = csv_rows.cells(text)
   assert titles[1:3] == ['Model', 'BN statistics from']
   assert [row[2] for row in rows] == [
       'training data of all clients',
@@ -254,7 +258,7 @@ def test_evaluations_have_the_names_of_the_training():
 
 def _swept(labels, seed, accuracy, **flags):
   row = dict(round=3, test_accuracy=accuracy)
-  return report.result(report.Run(labels, seed, [row], flags), 1)
+  return report.Run(labels, seed, [row], flags)
 
 
 def test_name_of_a_run():
@@ -264,7 +268,7 @@ def test_name_of_a_run():
 
 
 def test_tables_of_a_sweep():
-  results = [
+  runs = [
       _swept({'gamma': gamma, 'algorithm': 'fbn'}, seed, accuracy)
       for gamma, seed, accuracy in [
           ('0', 0, 0.5),
@@ -273,7 +277,8 @@ def test_tables_of_a_sweep():
           ('1', 1, 0.25),
       ]
   ]
-  rows = list(csv.DictReader(io.StringIO(report.results_csv(results))))
+  results = report.results(runs, 1)
+  rows = _csv_rows(results)
   assert list(rows[0])[:4] == ['algorithm', 'gamma', 'seed', 'test_accuracy']
   assert [(r['gamma'], r['seed']) for r in rows] == [
       ('0', '0'),
@@ -281,11 +286,8 @@ def test_tables_of_a_sweep():
       ('0', '1'),
       ('1', '1'),
   ]
-  lines = report.results_markdown(results, 1, ['gamma', 'algorithm'])
-  cells = [
-      [cell.strip() for cell in line.strip('|').split('|')]
-      for line in lines.splitlines()[:4]
-  ]
+  text = report.results_markdown(results, 1, ['gamma', 'algorithm'])
+  cells = csv_rows.cells(text)
   assert cells[0] == ['Algorithm', 'gamma', 'Accuracy, %', 'Rounds']
   # Labels are to the left, numbers to the right.
   assert [rule[-1] for rule in cells[1]] == ['-', '-', ':', ':']
@@ -294,11 +296,12 @@ def test_tables_of_a_sweep():
 
 
 def test_further_flags_are_columns():
-  results = [
+  runs = [
       _swept({'scheme': 'A'}, 0, 0.5, algorithm='fbn', pooled=''),
       _swept({'scheme': 'B'}, 0, 0.5, algorithm='fbn', pooled='true'),
   ]
-  first, second = csv.DictReader(io.StringIO(report.results_csv(results)))
+  results = report.results(runs, 1)
+  first, second = _csv_rows(results)
   assert list(first)[:4] == ['algorithm', 'scheme', 'pooled', 'seed']
   assert (first['pooled'], second['pooled']) == ('', 'true')
   table = report.results_markdown(results, 1, ['scheme'])
@@ -306,6 +309,6 @@ def test_further_flags_are_columns():
 
 
 def test_rounds_can_be_swept():
-  result = _swept({'rounds': '3'}, 0, 0.5)
-  assert result['rounds'] == '3'
-  assert '| 3      |' in report.results_markdown([result], 1, ['rounds'])
+  results = report.results([_swept({'rounds': '3'}, 0, 0.5)], 1)
+  assert results['rounds'].tolist() == ['3']
+  assert '| 3      |' in report.results_markdown(results, 1, ['rounds'])

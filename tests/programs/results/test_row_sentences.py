@@ -2,25 +2,33 @@
 
 import math
 
+import pandas as pd
 import pytest
 
 from tff_bn.catalog import algorithms
 from tff_bn.programs.results import row_sentences
 
 
-def _row(algorithm, accuracy, own=None, exchanges=20, seed=0):
-  row = dict(algorithm=algorithm, seed=seed, rounds=20, exchanges=exchanges)
-  if accuracy is not None:
-    row['test_accuracy'] = accuracy
-  if own is not None:
-    row['client_test_accuracy'] = own
-  return row
+def _row(algorithm, accuracy, own='', exchanges=20, seed=0):
+  return dict(
+      algorithm=algorithm,
+      seed=seed,
+      rounds=20,
+      exchanges=exchanges,
+      test_accuracy=accuracy,
+      client_test_accuracy=own,
+  )
+
+
+def _describe(rows, *arguments):
+  table = pd.DataFrame(rows, dtype=object)
+  return row_sentences.describe(table, *arguments)
 
 
 def _facts(*rows):
   """Returns what the sentences say besides the algorithms' descriptions."""
   facts = {}
-  for sentence in row_sentences.describe(rows, ['algorithm']):
+  for sentence in _describe(rows, ['algorithm']):
     name, _, rest = sentence.partition(': ')
     description = algorithms.find(name).description
     assert rest.startswith(description) and rest.endswith('.')
@@ -61,15 +69,14 @@ def test_models_that_know_their_own_data_only():
   )
 
 
-@pytest.mark.parametrize('accuracy', [None, math.nan])
+@pytest.mark.parametrize('accuracy', ['', math.nan])
 def test_no_accuracy(accuracy):
   rows = _row('centralized', 0.9), _row('fedavg', accuracy, own=0.5)
   assert _facts(*rows) == {'centralized': '', 'fedavg': ''}
 
 
 def test_no_count_of_exchanges():
-  row = _row('fedavg', 0.4)
-  del row['exchanges']
+  row = _row('fedavg', 0.4, exchanges='')
   assert _facts(_row('centralized', 0.9), row)['fedavg'] == (
       '50.0 points below centralized'
   )
@@ -77,7 +84,7 @@ def test_no_count_of_exchanges():
 
 def test_sweeps_have_no_sentences():
   row = dict(_row('fedavg', 0.4), gamma='0')
-  assert not row_sentences.describe([row], ['gamma', 'algorithm'])
+  assert not _describe([row], ['gamma', 'algorithm'])
 
 
 def test_further_flags():
@@ -86,15 +93,13 @@ def test_further_flags():
       {**_row('fbn', 0.4), 'fbn_backward': 'mean', 'server_clip_norm': '0.3'},
   ]
   flags = ['fbn_backward', 'server_clip_norm']
-  fedavg, fbn = row_sentences.describe(rows, ['algorithm'], flags)
+  fedavg, fbn = _describe(rows, ['algorithm'], flags)
   assert 'with' not in fedavg
   assert fbn.endswith(', with --fbn_backward=mean --server_clip_norm=0.3.')
 
 
 def test_a_correction_is_described():
-  (sentence,) = row_sentences.describe(
-      [_row('fedbn+fedprox', 0.5)], ['algorithm']
-  )
+  (sentence,) = _describe([_row('fedbn+fedprox', 0.5)], ['algorithm'])
   assert sentence == (
       f"fedbn+fedprox: {algorithms.find('fedbn').description};"
       f" {algorithms.CORRECTIONS['fedprox'].description}."

@@ -153,7 +153,7 @@ def test_statistics_are_those_of_the_evaluated_client(
   np.testing.assert_allclose(
       [float(row['loss']) for row in rows], expected, rtol=1e-4
   )
-  table = tiny_runs.cells(capsys.readouterr().out)
+  table = csv_rows.cells(capsys.readouterr().out)
   assert table[0][2] == 'BN statistics from'
   assert [row[2] for row in table[2:]] == [
       'training data of all clients',
