@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 import toy_problem
 
-from tff_bn.clients.statistics_pass import StatisticsPass
+from tff_bn.clients.moments_collector import StatisticsPass
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model.partition import Role
 
