@@ -136,9 +136,9 @@ class BoundCorrection:
   def client_weight(
       self, server_state: State, weight: tf.Tensor, loss: tf.Tensor
   ) -> tf.Tensor:
-    """Returns a client's weight in the mean over the clients.
+    """Returns a client's weight in the mean over the clients, a float32 scalar.
 
-    It may change `weight`, the weight without correction, a float32 scalar.
+    `weight` is the weight without correction.
     """
     del server_state, loss
     return weight
