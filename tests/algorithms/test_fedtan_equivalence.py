@@ -562,12 +562,12 @@ def _reference_round(
     model,
     weights,
     clients,
-    momentum=0.0,
-    weight_decay=0.0,
-    weighting='num_examples',
-    moments='fused',
-    forward_only=False,
     rate=_RATE,
+    momentum=0.0,
+    client_weight_decay=0.0,
+    client_weighting='num_examples',
+    moments='fused',
+    synchronize='forward_and_backward',
 ):
   """Runs one round of FedTAN.
 
@@ -575,19 +575,19 @@ def _reference_round(
     model: The model, for the local steps.
     weights: The weights before the round.
     clients: For each client a list of batches, of the same size.
+    rate: The learning rate of the clients.
     momentum: The client optimizer's momentum.
-    weight_decay: λ of the L2 decay.
-    weighting: The clients' weights.
+    client_weight_decay: λ of the L2 decay.
+    client_weighting: The clients' weights.
     moments: Whether the statistics are weighted as the clients (`two_pass`) or
       by the number of values (`fused`).
-    forward_only: See `_normalize`.
-    rate: The learning rate of the clients.
+    synchronize: `'forward'`: see `forward_only` of `_normalize`.
 
   Returns:
     The weights after it.
   """
   sizes = np.array([len(batches[0][1]) for batches in clients], np.float64)
-  counts = np.ones_like(sizes) if weighting == 'uniform' else sizes
+  counts = np.ones_like(sizes) if client_weighting == 'uniform' else sizes
   loss_shares = counts / counts.sum()
   value_shares = sizes / sizes.sum() if moments == 'fused' else loss_shares
   before = model.from_model_weights(weights)
@@ -596,7 +596,7 @@ def _reference_round(
       [batches[0] for batches in clients],
       loss_shares,
       value_shares,
-      forward_only,
+      synchronize == 'forward',
   )
   results = []
   for first_gradients, batches in zip(gradients, clients):
@@ -606,7 +606,7 @@ def _reference_round(
     def step(gradients, values=values, velocity=velocity):
       for j, (i, gradient) in enumerate(zip(_TRAINABLE, gradients)):
         velocity[j] = (
-            momentum * velocity[j] + gradient + weight_decay * values[i]
+            momentum * velocity[j] + gradient + client_weight_decay * values[i]
         )
         values[i] = values[i] - rate * velocity[j]
 
@@ -640,32 +640,21 @@ def _clients(sizes, num_batches):
   ]
 
 
-def _check_reference(sizes, num_batches, rates=(_RATE,), **arguments):
+def _check_reference(sizes, num_batches, rates=(_RATE,), **options):
   """Compares FedTAN with a `_reference_round` for each learning rate."""
   model = _two_norms_model()
   expected = weights = fedtan_models.shaken_weights(model)
   clients = _clients(sizes, num_batches)
   for rate in rates:
-    expected = _reference_round(
-        model, expected, clients, rate=rate, **arguments
-    )
-  options = {}
+    expected = _reference_round(model, expected, clients, rate, **options)
   if len(rates) > 1:
     options['client_learning_rate_schedule'] = lambda r: tf.gather(rates, r)
-  if 'weight_decay' in arguments:
-    options['client_weight_decay'] = arguments['weight_decay']
-  if 'weighting' in arguments:
-    options['client_weighting'] = arguments['weighting']
-  if arguments.get('forward_only'):
-    options['synchronize'] = 'forward'
   found, metrics = _run(
       model,
       weights,
       [_dataset(*batches) for batches in clients],
       num_rounds=len(rates),
-      momentum=arguments.get('momentum'),
       local_steps=num_batches,
-      moments=arguments.get('moments', 'fused'),
       **options,
   )
   _assert_equal_weights(weights, found, expected)
@@ -712,14 +701,14 @@ def test_the_reference_is_fed_avg_of_one_client():
   )
   state = process.set_model_weights(process.initialize(), weights)
   state = process.next(state, [_dataset(*clients[0])]).state
-  for forward_only in (False, True):
+  for synchronize in ('forward', 'forward_and_backward'):
     expected = _reference_round(
         model,
         weights,
         clients,
         momentum=0.9,
-        weight_decay=0.125,
-        forward_only=forward_only,
+        client_weight_decay=0.125,
+        synchronize=synchronize,
     )
     _assert_equal_weights(weights, process.get_model_weights(state), expected)
 
@@ -747,29 +736,29 @@ def test_several_local_steps_with_everything():
       3,
       rates=(_RATE, 0.0, 0.125),
       momentum=0.5,
-      weight_decay=0.125,
+      client_weight_decay=0.125,
       moments='two_pass',
   )
 
 
 @pytest.mark.parametrize(
-    'arguments',
+    'options',
     [
-        dict(weighting='uniform'),
-        dict(moments='two_pass', forward_only=True),
+        dict(client_weighting='uniform'),
+        dict(moments='two_pass', synchronize='forward'),
     ],
     ids=['uniform', 'forward_only'],
 )
-def test_unequal_clients(arguments):
+def test_unequal_clients(options):
   # Each client's gradient affects the result after its second step.
-  _check_reference((7, 2, 4), 2, **arguments)
+  _check_reference((7, 2, 4), 2, **options)
 
 
 def test_forward_only_is_not_the_centralised_step():
   model = _two_norms_model()
   weights = fedtan_models.shaken_weights(model)
   clients = _clients((6, 6, 6), 1)
-  found = _reference_round(model, weights, clients, forward_only=True)
+  found = _reference_round(model, weights, clients, synchronize='forward')
   _, expected = _centralised_step(model, weights, [c[0] for c in clients])
   error = _largest_error(
       _gradients(weights, found), _gradients(weights, expected)
