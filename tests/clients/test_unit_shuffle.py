@@ -193,15 +193,7 @@ def test_seed_round_and_client_decide_and_nothing_else():
 )
 def test_mean_number_of_permutations(num_batches, options, num_steps):
   """P_sf = 1 with 2 units: each permutation swaps them."""
-  layers = keras.layers
-
-  def keras_model():
-    inputs = keras.Input((6, 6, 1), dtype='float64')
-    x = layers.Flatten(dtype='float64')(inputs)
-    x = layers.Dense(2, dtype='float64', name='hidden')(x)
-    return keras.Model(inputs, layers.Dense(3, dtype='float64')(x))
-
-  model = _model(keras_model)
+  model = _model(lambda: _flat(keras.layers.Dense(2, dtype='float64')))
   training = _training(
       model, _SGD(0.0), shuffle_times=1.5, shuffle_probability=1.0, **options
   )
@@ -260,16 +252,25 @@ def test_units_with_frozen_weights_keep_their_places():
   )
 
 
-def _linear_hidden():
+def _flat(make_hidden=lambda x: x):
+  """Returns a model of flat inputs, with hidden layers from a function."""
   inputs = keras.Input((6, 6, 1), dtype='float64')
-  x = keras.layers.Flatten(dtype='float64')(inputs)
-  x = keras.layers.Dense(9, dtype='float64')(x)
+  x = make_hidden(keras.layers.Flatten(dtype='float64')(inputs))
   return keras.Model(inputs, keras.layers.Dense(3, dtype='float64')(x))
+
+
+def _with_reshape():
+  def hidden(x):
+    x = keras.layers.Dense(4, dtype='float64')(x)
+    x = keras.layers.Reshape((2, 2), name='square', dtype='float64')(x)
+    return keras.layers.Flatten(dtype='float64')(x)
+
+  return _flat(hidden)
 
 
 @pytest.mark.usefixtures('in_process_runtime')
 def test_clients_are_permuted_independently_and_again_if_continued():
-  model = _model(_linear_hidden)
+  model = _model(lambda: _flat(keras.layers.Dense(9, dtype='float64')))
   data = [_dataset(8, client) for client in range(2)]
   process, continued = (
       algorithms.build_fed_avg(
@@ -293,26 +294,11 @@ def test_clients_are_permuted_independently_and_again_if_continued():
   )
 
 
-def _unknown():
-  inputs = keras.Input((6, 6, 1), dtype='float64')
-  x = keras.layers.Flatten(dtype='float64')(inputs)
-  x = keras.layers.Dense(4, dtype='float64')(x)
-  x = keras.layers.Reshape((2, 2), name='square', dtype='float64')(x)
-  x = keras.layers.Flatten(dtype='float64')(x)
-  return keras.Model(inputs, keras.layers.Dense(3, dtype='float64')(x))
-
-
-def _linear():
-  inputs = keras.Input((6, 6, 1), dtype='float64')
-  x = keras.layers.Flatten(dtype='float64')(inputs)
-  return keras.Model(inputs, keras.layers.Dense(3, dtype='float64')(x))
-
-
 @pytest.mark.parametrize(
     ('keras_model_fn', 'message'),
     [
-        (_unknown, "shuffle_times=1 is impossible: .* layer 'square'"),
-        (_linear, 'shuffle_times=1 is impossible: .* no hidden units'),
+        (_with_reshape, "shuffle_times=1 is impossible: .* layer 'square'"),
+        (_flat, 'shuffle_times=1 is impossible: .* no hidden units'),
         (
             lambda: _partly_frozen('norm', 'hidden'),
             r'no hidden units .* \(Units of frozen layers keep their places',
