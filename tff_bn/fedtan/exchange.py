@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
 import operator
 from typing import Any
 
@@ -106,6 +107,12 @@ def in_order(
   return [next(iterators[question.kind.name]) for question in questions]
 
 
+@functools.lru_cache(maxsize=64)
+def _pool(moments_type: tff.Type) -> tff.templates.AggregationProcess:
+  """Builds an aggregator once for all layers with equally many channels."""
+  return moments_factories.PooledMomentsFactory().create(moments_type)
+
+
 def combine(sent: tff.Value) -> tff.Value:
   """Combines clients' values into answers at the server, for use in TFF code.
 
@@ -116,7 +123,7 @@ def combine(sent: tff.Value) -> tff.Value:
       sent.type_signature.member
   ):
     if kind == Answer.POOLED_MOMENTS.name:
-      pool = moments_factories.PooledMomentsFactory().create(part_type)
+      pool = _pool(part_type)
       answers[kind] = pool.next(pool.initialize(), sent[kind]).result
     else:
       answers[kind] = tff.federated_sum(sent[kind])
