@@ -1,10 +1,13 @@
 """Tests of FBN: it equals training on the union of the data."""
 
+import functools
+
 import keras
 import numpy as np
 import numpy_reference as reference
 import pytest
 import tensorflow_federated as tff
+import toy_problem
 
 from tff_bn import BatchNormModel
 from tff_bn import aggregators
@@ -18,16 +21,43 @@ _SGD = tff.learning.optimizers.build_sgdm
 _BETA = 0.25  # The toy model's.
 
 
-def _weights(model, process, state):
-  return model.from_model_weights(process.get_model_weights(state))
+@functools.cache
+def _model():
+  return toy_problem.Toy().model()
 
 
-def _train(model, process, rounds):
+@functools.cache
+def _process(pooled=True, local_steps=1):
+  return algorithms.build_fbn(
+      _model(), _SGD(0.1), local_steps=local_steps, pooled=pooled
+  )
+
+
+def _initial_weights():
+  return _model().from_model_weights(_model().initial_weights)
+
+
+def _train(process, rounds, model=None):
   """Returns the weights after rounds, each a list of the clients' datasets."""
   state = process.initialize()
   for data in rounds:
     state = process.next(state, data).state
-  return _weights(model, process, state)
+  weights = process.get_model_weights(state)
+  return (model or _model()).from_model_weights(weights)
+
+
+def _client_statistics(weights, batches):
+  """Returns r_i and s_i of each client, lines 5 and 6 of algorithm 2."""
+  n = sum(len(x) for x, _ in batches)
+  means, variances = [], []
+  for x, y in batches:
+    _, _, mean, variance = reference.gradients(weights, x, y, fixed=True)
+    means.append((1 - _BETA) * weights[reference.MEAN] + _BETA * mean)
+    variances.append(
+        (1 - _BETA) * weights[reference.VARIANCE]
+        + _BETA * _unbiased(n) * variance
+    )
+  return np.array(means), np.array(variances), n
 
 
 def _unbiased(n):
@@ -52,67 +82,46 @@ def _assert_equal(found, expected, rtol=1e-12, atol=1e-12):
     np.testing.assert_allclose(value, truth, rtol=rtol, atol=atol)
 
 
-def test_fifty_rounds_equal_centralized_training_on_the_union(toy):
+def test_rounds_equal_centralized_training_on_the_union(toy):
   """Weights, and running statistics to 1e-12, also with unequal batches."""
   sizes = (8, 3, 7, 1)
-  model = toy.model()
-  process = algorithms.build_fbn(model, _SGD(0.1), local_steps=1)
-  expected = model.from_model_weights(model.initial_weights)
+  expected = _initial_weights()
   rounds = []
-  for round_num in range(50):
+  for round_num in range(20):
     seeds = [len(sizes) * round_num + i for i in range(len(sizes))]
     rounds.append([toy.dataset(n, seed) for n, seed in zip(sizes, seeds)])
     arrays = [toy.arrays(n, seed) for n, seed in zip(sizes, seeds)]
     union = [np.concatenate(parts) for parts in zip(*arrays)]
     expected = _step(expected, *union)
 
-  _assert_equal(_train(model, process, rounds), expected)
-
-
-@pytest.mark.parametrize('pooled', [True, False])
-def test_paper_and_pooled_are_the_same_for_equal_sizes(toy, pooled):
-  model = toy.model()
-  process = algorithms.build_fbn(model, _SGD(0.1), local_steps=1, pooled=pooled)
-  arrays = [toy.arrays(8, seed) for seed in range(3)]
-  expected = _step(
-      model.from_model_weights(model.initial_weights),
-      *(np.concatenate(parts) for parts in zip(*arrays)),
-  )
-  found = _train(model, process, [[toy.dataset(8, s) for s in range(3)]])
-  _assert_equal(found, expected)
+  _assert_equal(_train(_process(), rounds), expected)
 
 
 def test_without_pooling_clients_have_equal_weights(toy):
   """Algorithm 2 of the paper, line by line, with unequal sizes."""
-  model = toy.model()
-  process = algorithms.build_fbn(model, _SGD(0.1), local_steps=1, pooled=False)
-  before = model.from_model_weights(model.initial_weights)
   sizes = (8, 3, 5)
-  n = sum(sizes)
-  means, variances = [], []
-  for seed, size in enumerate(sizes):
-    _, _, mean, variance = reference.gradients(
-        before, *toy.arrays(size, seed), fixed=True
-    )
-    means.append((1 - _BETA) * before[reference.MEAN] + _BETA * mean)
-    variances.append(
-        (1 - _BETA) * before[reference.VARIANCE]
-        + _BETA * _unbiased(n) * variance
-    )
+  means, variances, n = _client_statistics(
+      _initial_weights(), [toy.arrays(n, seed) for seed, n in enumerate(sizes)]
+  )
   mean = np.mean(means, axis=0)
   variance = np.mean(variances, axis=0) + _unbiased(n) / _BETA * np.mean(
-      (np.array(means) - mean) ** 2, axis=0
+      (means - mean) ** 2, axis=0
   )
   data = [toy.dataset(size, seed) for seed, size in enumerate(sizes)]
-  found = _train(model, process, [data])
+  found = _train(_process(pooled=False), [data])
   np.testing.assert_allclose(found[reference.MEAN], mean, rtol=1e-12)
   np.testing.assert_allclose(found[reference.VARIANCE], variance, rtol=1e-12)
+  # With equal sizes, it is the step on the union.
+  arrays = [toy.arrays(8, seed) for seed in range(3)]
+  expected = _step(
+      _initial_weights(), *(np.concatenate(parts) for parts in zip(*arrays))
+  )
+  data = [toy.dataset(8, seed) for seed in range(3)]
+  _assert_equal(_train(_process(pooled=False), [data]), expected)
 
 
 def test_statistics_of_several_steps_are_pooled_and_move_once(toy):
-  model = toy.model()
-  process = algorithms.build_fbn(model, _SGD(0.1), local_steps=2)
-  before = model.from_model_weights(model.initial_weights)
+  before = _initial_weights()
   sizes = (16, 11)  # Batches of 8, and 8 and 3.
   values, results = [], []
   for seed, size in enumerate(sizes):
@@ -134,7 +143,7 @@ def test_statistics_of_several_steps_are_pooled_and_move_once(toy):
   ):
     expected[i] = (1 - _BETA) * before[i] + _BETA * seen
   data = [toy.dataset(size, seed) for seed, size in enumerate(sizes)]
-  _assert_equal(_train(model, process, [data]), expected)
+  _assert_equal(_train(_process(local_steps=2), [data]), expected)
 
 
 @pytest.mark.parametrize('images', [False, True])
@@ -158,7 +167,7 @@ def test_one_client_equals_the_keras_layer(images, toy, toy_images):
     keras_model.fit(dataset, shuffle=False, verbose=0)
 
   process = algorithms.build_fbn(model, _SGD(0.125), local_steps=1)
-  found = _train(model, process, [[dataset] for dataset in data])
+  found = _train(process, [[dataset] for dataset in data], model)
   tolerance = 1e-5 if problem.dtype == 'float32' else 1e-8
   _assert_equal(found, keras_model.get_weights(), tolerance, tolerance)
 
@@ -174,58 +183,44 @@ def test_batch_normalization_of_either_class_is_trained_alike(toy):
         ).from_config(layer.get_config()),
     )
 
-  model = toy.model()
+  model = _model()
   federated = BatchNormModel(
       with_federated_layers, model.input_spec, model.loss_fn
   )
-  weights = []
-  for each in (model, federated):
-    process = algorithms.build_fbn(each, _SGD(0.1))
-    state = process.set_model_weights(
-        process.initialize(), model.initial_weights
-    )
-    state = process.next(state, [toy.dataset(20, 0), toy.dataset(9, 1)]).state
-    weights.append(_weights(each, process, state))
-  _assert_equal(*weights, rtol=0, atol=0)
+  process = algorithms.build_fbn(federated, _SGD(0.1), local_steps=2)
+  state = process.set_model_weights(process.initialize(), model.initial_weights)
+  data = [toy.dataset(16, 0), toy.dataset(9, 1)]
+  state = process.next(state, data).state
+  found = federated.from_model_weights(process.get_model_weights(state))
+  expected = _train(_process(local_steps=2), [data])
+  _assert_equal(found, expected, rtol=0, atol=0)
 
 
 def test_a_rule_replaces_the_means_of_the_statistics(toy):
   """R' = Agg(r), S' = Agg(s) + N/((N-1) β) Agg((r - R')²)."""
-  model = toy.model()
   process = algorithms.build_fbn(
-      model,
+      _model(),
       _SGD(0.1),
       local_steps=1,
       statistics_aggregator=aggregators.CoordinateMedian(),
   )
-  before = model.from_model_weights(model.initial_weights)
-  n = 5 * 8
-  means, variances = [], []
-  for seed in range(5):
-    _, _, mean, variance = reference.gradients(
-        before, *toy.arrays(8, seed), fixed=True
-    )
-    means.append((1 - _BETA) * before[reference.MEAN] + _BETA * mean)
-    variances.append(
-        (1 - _BETA) * before[reference.VARIANCE]
-        + _BETA * _unbiased(n) * variance
-    )
+  means, variances, n = _client_statistics(
+      _initial_weights(), [toy.arrays(8, seed) for seed in range(5)]
+  )
   mean = np.median(means, axis=0)
   variance = np.median(variances, axis=0) + _unbiased(n) / _BETA * np.median(
-      (np.array(means) - mean) ** 2, axis=0
+      (means - mean) ** 2, axis=0
   )
-  found = _train(model, process, [[toy.dataset(8, s) for s in range(5)]])
+  found = _train(process, [[toy.dataset(8, s) for s in range(5)]])
   np.testing.assert_allclose(found[reference.MEAN], mean, rtol=1e-12)
   np.testing.assert_allclose(found[reference.VARIANCE], variance, rtol=1e-12)
 
 
-def test_a_round_has_the_exchange_of_fedavg(toy):
-  model = toy.model()
+def test_a_round_has_the_exchange_of_fedavg():
+  fed_avg = algorithms.build_fed_avg(_model(), _SGD(0.1), local_steps=1)
   traffic = [
-      analysis.ProcessTraffic(build(model, _SGD(0.1), local_steps=1)).until(
-          round_num=3, num_clients=4
-      )
-      for build in (algorithms.build_fbn, algorithms.build_fed_avg)
+      analysis.ProcessTraffic(process).until(round_num=3, num_clients=4)
+      for process in (_process(), fed_avg)
   ]
   assert traffic[0] == traffic[1]
 
@@ -242,10 +237,10 @@ def test_a_model_without_batch_normalization_is_refused(toy):
     algorithms.build_fbn(model, _SGD(0.1))
 
 
-def test_other_statistics_aggregators_are_refused(toy):
+def test_other_statistics_aggregators_are_refused():
   with pytest.raises(TypeError, match='FBN must be a tff_bn.aggregators.Rule'):
     algorithms.build_fbn(
-        toy.model(),
+        _model(),
         _SGD(0.1),
         statistics_aggregator=aggregators.NaiveMomentsFactory(),
     )

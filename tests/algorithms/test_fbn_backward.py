@@ -1,6 +1,7 @@
 """Tests of FBN with running averages in the backward pass."""
 
 import collections
+import functools
 
 import keras
 import numpy as np
@@ -8,6 +9,7 @@ import numpy_reference as reference
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+import toy_problem
 
 import tff_bn
 from tff_bn import BatchNormModel
@@ -70,63 +72,79 @@ def _averages(state):
   return [g0, *g1]
 
 
-def _build(model, kind, **options):
+def _build(model, kind='running', rate=0.1, sends=False, **options):
+  """Builds FBN with averages, which a client's update holds if not `sends`."""
   options = dict(local_steps=1, backward=kind) | options
-  optimizer = options.pop('optimizer', _SGD(0.1))
+  # A momentum of 0 makes the same steps, but the server can't know that.
+  optimizer = _SGD(rate, 1e-300) if sends else _SGD(rate)
   return algorithms.build_fbn(model, optimizer, **options)
 
 
-@pytest.mark.parametrize('kind', ['mean', 'running'])
-@pytest.mark.parametrize('sends', [False, True])
-def test_rounds_equal_the_formula_on_the_union(toy, kind, sends):
-  sizes = (8, 3, 7, 1)
-  model = toy.model()
-  # A momentum of 0 makes the same steps, but the server can't know that.
-  options = dict(optimizer=_SGD(0.1, 1e-300)) if sends else {}
-  process = _build(model, kind, **options)
-  truth = _Truth(model, kind)
+@functools.cache
+def _model():
+  return toy_problem.Toy().model()
+
+
+@functools.cache
+def _process(**options):
+  """Builds a process of `_model` once; callers pass no default values."""
+  return _build(_model(), **options)
+
+
+def _after_a_round(process, data):
+  """Returns the averages."""
+  return _averages(process.next(process.initialize(), data).state)
+
+
+def _check_truth(toy, process, truth, sizes, num_rounds):
+  """Compares rounds with the truth; yields its `described` of each round."""
   state = process.initialize()
-  for round_num in range(20):
+  for round_num in range(num_rounds):
     seeds = [len(sizes) * round_num + i for i in range(len(sizes))]
     data = [toy.dataset(n, seed) for n, seed in zip(sizes, seeds)]
     arrays = [toy.arrays(n, seed) for n, seed in zip(sizes, seeds)]
     truth.step(*(np.concatenate(parts) for parts in zip(*arrays)))
-    state = process.next(state, data).state
-  found = model.from_model_weights(process.get_model_weights(state))
-  _assert_equal(found, truth.weights)
-  averages = _averages(state)
-  assert len(averages) == (2 if kind == 'running' else 1)
-  _assert_equal(averages, truth.averages[: len(averages)])
-
-
-@pytest.mark.parametrize('kind', ['mean', 'running'])
-@pytest.mark.parametrize('sends', [False, True])
-def test_averages_restart_where_the_statistics_are_late(toy, kind, sends):
-  sizes = (8, 3)
-  model = toy.model()
-  options = dict(optimizer=_SGD(0.5, 1e-300) if sends else _SGD(0.5))
-  process = _build(model, kind, backward_restart=1.4, **options)
-  truth = _Truth(model, kind, rate=0.5, restart=1.4)
-  state = process.initialize()
-  described = []
-  for round_num in range(12):
-    seeds = [2 * round_num, 2 * round_num + 1]
-    data = [toy.dataset(n, seed) for n, seed in zip(sizes, seeds)]
-    arrays = [toy.arrays(n, seed) for n, seed in zip(sizes, seeds)]
-    truth.step(*(np.concatenate(parts) for parts in zip(*arrays)))
-    described.append(truth.described)
+    yield truth.described
     state = process.next(state, data).state
     averages = _averages(state)
     _assert_equal(averages, truth.averages[: len(averages)])
-  # Some restart, and not all at the same time.
-  assert 0 < np.mean(described) < 1
-  assert any(0 < np.mean(d) < 1 for d in described)
   _assert_equal(
-      model.from_model_weights(process.get_model_weights(state)), truth.weights
+      _model().from_model_weights(process.get_model_weights(state)),
+      truth.weights,
   )
   # A round that nobody takes part in says nothing about the values.
   later = process.next(state, [toy.dataset(8, 0).take(0)]).state
   _assert_equal(_averages(later), averages, rtol=0, atol=0)
+
+
+# As keyword arguments of `_process`.
+_KINDS = [
+    dict(kind='mean'),
+    dict(),
+    dict(kind='mean', sends=True),
+    dict(sends=True),
+]
+
+
+@pytest.mark.parametrize('options', _KINDS)
+def test_rounds_equal_the_formula_on_the_union(toy, options):
+  process = _process(**options)
+  truth = _Truth(_model(), options.get('kind', 'running'))
+  described = list(_check_truth(toy, process, truth, (8, 3, 7, 1), 10))
+  assert np.all(described)
+  num_averages = len(_averages(process.initialize()))
+  assert num_averages == (1 if 'kind' in options else 2)
+
+
+@pytest.mark.parametrize('options', _KINDS[1:3])
+def test_averages_restart_where_the_statistics_are_late(toy, options):
+  process = _build(_model(), rate=0.5, backward_restart=1.4, **options)
+  kind = options.get('kind', 'running')
+  truth = _Truth(_model(), kind, rate=0.5, restart=1.4)
+  described = list(_check_truth(toy, process, truth, (8, 3), 12))
+  # Some restart, and not all at the same time.
+  assert 0 < np.mean(described) < 1
+  assert any(0 < np.mean(d) < 1 for d in described)
 
 
 def test_restarts_depend_on_epsilon():
@@ -149,8 +167,7 @@ def test_restarts_depend_on_epsilon():
       data.element_spec,
       loss_fn=lambda: keras.losses.MeanSquaredError(dtype='float64'),
   )
-  process = _build(model, 'running', backward_restart=restart)
-  averages = _averages(process.next(process.initialize(), [data]).state)
+  averages = _after_a_round(_build(model, backward_restart=restart), [data])
   square = deviations**2 / (0.5 + 0.5 * deviations**2 + epsilon)
   described = (square < restart) & (square > 1 / restart)
   assert described.tolist() == [True, True, False]
@@ -160,26 +177,16 @@ def test_restarts_depend_on_epsilon():
     np.testing.assert_array_equal(average != 0, described)
 
 
-def test_restarting_sends_nothing(toy):
-  def megabytes(**options):
-    process = _build(toy.model(), 'running', **options)
-    traffic = analysis.ProcessTraffic(process)
-    return traffic.until(round_num=1, num_clients=3)['megabytes']
-
-  assert megabytes(backward_restart=2.0) == megabytes()
-
-
 def _with(state, weights, averages):
   correction = collections.OrderedDict(averages=[list(averages)])
   work = collections.OrderedDict(state.client_work, correction=correction)
   return state._replace(global_model_weights=weights, client_work=work)
 
 
-@pytest.mark.parametrize('sizes', [(6, 6, 6), (8, 3, 1)])
-def test_with_the_unions_statistics_it_is_batch_normalization(toy, sizes):
+def test_with_the_unions_statistics_it_is_batch_normalization(toy):
   """With the statistics of this very step, a step is centralized training's."""
-  model = toy.model()
-  process = _build(model, 'running')
+  sizes = (8, 3, 1)
+  model, process = _model(), _process()
   arrays = [toy.arrays(n, seed) for seed, n in enumerate(sizes)]
   x, y = (np.concatenate(parts) for parts in zip(*arrays))
   weights = model.from_model_weights(model.initial_weights)
@@ -203,45 +210,45 @@ def test_with_the_unions_statistics_it_is_batch_normalization(toy, sizes):
 
 
 def test_the_first_round_is_fbns(toy):
-  model = toy.model()
   data = [toy.dataset(8, 0), toy.dataset(5, 1)]
   results = []
-  for kind in ('none', 'running'):
-    process = _build(model, kind)
+  for process in (_process(kind='none'), _process()):
     state = process.next(process.initialize(), data).state
-    results.append(model.from_model_weights(process.get_model_weights(state)))
+    results.append(
+        _model().from_model_weights(process.get_model_weights(state))
+    )
   _assert_equal(*results, rtol=0, atol=0)
 
 
-def test_only_the_averages_are_sent_in_addition(toy):
-  def messages(kind, **options):
-    process = _build(toy.model(), kind, **options)
-    traffic = analysis.ProcessTraffic(process)
+def test_only_the_averages_are_sent_in_addition():
+  def messages(**options):
+    traffic = analysis.ProcessTraffic(_process(**options))
     return traffic.until(round_num=1, num_clients=3)
 
-  none = messages('none')
+  none = messages(kind='none')
   vector = 5 * 8 / 2**20
-  for kind, number in (('mean', 1), ('running', 2)):
-    found = messages(kind)
+  for options, downloads, uploads in (
+      (dict(kind='mean'), 1, 0),
+      (dict(), 2, 0),
+      # A server that knows only the update cannot compute the averages, so the
+      # three clients send them.
+      (dict(kind='mean', sends=True), 1, 1),
+      (dict(local_steps=2), 2, 2),
+      (dict(backward_restart=2.0), 2, 0),
+  ):
+    found = messages(**options)
     assert found['exchanges'] == none['exchanges']
     assert found['megabytes'] == pytest.approx(
-        none['megabytes'] + number * vector
-    )
-    # Several steps: what the update does not say is sent, by three clients.
-    found = messages(kind, local_steps=2)
-    assert found['megabytes'] == pytest.approx(
-        none['megabytes'] + (1 + 3) * number * vector
+        none['megabytes'] + (downloads + 3 * uploads) * vector
     )
 
 
 def test_several_steps_count_as_the_steps_of_several_clients(toy):
-  model = toy.model()
-  process = _build(model, 'running', local_steps=None)
-  data = [toy.dataset(16, 0), toy.dataset(13, 1)]
-  state = process.next(process.initialize(), data).state
-  sums, weights = [], []
-  start = model.from_model_weights(model.initial_weights)
-  for seed, n in enumerate((16, 13)):
+  sizes = (16, 13)
+  data = [toy.dataset(n, seed) for seed, n in enumerate(sizes)]
+  start = _model().from_model_weights(_model().initial_weights)
+  means = []
+  for seed, n in enumerate(sizes):
     steps, counts = [], []
 
     def gradients(w, x, y, steps=steps, counts=counts, **kwargs):
@@ -257,24 +264,21 @@ def test_several_steps_count_as_the_steps_of_several_clients(toy):
         fixed=True,
         gradients_fn=gradients,
     )
-    sums.append(np.average(steps, axis=0, weights=counts))
-    weights.append(n)
-  expected = _BETA * np.average(sums, axis=0, weights=weights)
-  _assert_equal(_averages(state), expected)
+    means.append(np.average(steps, axis=0, weights=counts))
+  expected = _BETA * np.average(means, axis=0, weights=sizes)
+  _assert_equal(_after_a_round(_process(local_steps=2), data), expected)
 
 
-@pytest.mark.parametrize('sends', [False, True])
-def test_clients_without_data_and_dropped_ones_do_not_count(toy, sends):
-  model = toy.model()
-  options = dict(optimizer=_SGD(0.1, 0.9)) if sends else {}
-  process = _build(model, 'running', **options)
+@pytest.mark.parametrize('options', [dict(), dict(sends=True)])
+def test_clients_without_data_and_dropped_ones_do_not_count(toy, options):
+  process = _process(**options)
   good = [toy.dataset(8, 0), toy.dataset(5, 1)]
   empty = toy.dataset(8, 2).take(0)
   poisoned = toy.dataset(8, 3).map(lambda x, y: (x * np.nan, y))
-  state = process.next(process.initialize(), good).state
+  expected = _after_a_round(process, good)
   data = [empty, good[0], poisoned, good[1]]
   output = process.next(process.initialize(), data)
-  _assert_equal(_averages(output.state), _averages(state), rtol=1e-13)
+  _assert_equal(_averages(output.state), expected, rtol=1e-13)
   assert output.metrics['client_work']['num_dropped_clients'] == 1
   # With no usable client, the averages stay.
   later = process.next(output.state, [empty, poisoned]).state
@@ -283,17 +287,13 @@ def test_clients_without_data_and_dropped_ones_do_not_count(toy, sends):
 
 @pytest.mark.parametrize('sends', [False, True])
 def test_a_rule_aggregates_the_averages(toy, sends):
-  model = toy.model()
-  options = dict(
+  process = _build(
+      _model(),
+      sends=sends,
       model_aggregator=aggregators.CoordinateMedian(),
       client_weighting='uniform',
   )
-  if sends:
-    options['optimizer'] = _SGD(0.1, 0.9)
-  process = _build(model, 'running', **options)
-  data = [toy.dataset(8, seed) for seed in range(5)]
-  state = process.next(process.initialize(), data).state
-  weights = model.from_model_weights(model.initial_weights)
+  weights = _model().from_model_weights(_model().initial_weights)
   grads = [
       reference.gradients(weights, *toy.arrays(8, seed), fixed=True)[1]
       for seed in range(5)
@@ -302,72 +302,65 @@ def test_a_rule_aggregates_the_averages(toy, sends):
       _BETA * np.median([g[at] for g in grads], axis=0)
       for at in (_ZETA, _GAMMA)
   ]
-  _assert_equal(_averages(state), expected)
+  data = [toy.dataset(8, seed) for seed in range(5)]
+  _assert_equal(_after_a_round(process, data), expected)
 
 
 def test_the_learning_rate_of_the_round_counts(toy):
   """A schedule and a warm-up change the update, but not the averages."""
-  model = toy.model()
+  process = _build(
+      _model(),
+      client_learning_rate_schedule=lambda r: 0.3 * tf.cast(r + 1, tf.float64),
+      client_warmup_steps=4,
+  )
   data = [toy.dataset(8, 0), toy.dataset(5, 1)]
-  found = []
-  for options in (
-      {},
-      dict(
-          client_learning_rate_schedule=lambda r: 0.3
-          * tf.cast(r + 1, tf.float64)
-      ),
-      dict(client_warmup_steps=4),
-  ):
-    process = _build(model, 'running', **options)
-    found.append(_averages(process.next(process.initialize(), data).state))
-  _assert_equal(found[1], found[0])
-  _assert_equal(found[2], found[0])
+  _assert_equal(_after_a_round(process, data), _after_a_round(_process(), data))
 
 
 @pytest.mark.parametrize(
     'options',
     [
-        dict(scale=False),
-        dict(center=False),
         dict(scale=False, center=False),
         dict(frozen=['gamma']),
-        dict(frozen=['gamma', 'beta']),
     ],
 )
 def test_layers_without_trained_scale_or_shift(toy, options):
   """They have the averages of a layer with γ = 1 and ζ = 0."""
 
-  def build(frozen=(), **options):
-    def keras_model():
-      model = keras.Sequential(
-          [
-              keras.Input((4,), dtype='float64'),
-              keras.layers.Dense(5, dtype='float64'),
-              keras.layers.BatchNormalization(
-                  momentum=0.75, dtype='float64', **options
-              ),
-              keras.layers.ReLU(dtype='float64'),
-              keras.layers.Dense(3, dtype='float64'),
-          ]
-      )
-      for name in frozen:
-        getattr(model.layers[1], name).trainable = False
-      return model
+  def keras_model(frozen=(), **options):
+    model = toy.keras_model()
 
-    return toy.model(keras_model)
+    def clone(layer):
+      if layer.name != 'norm':
+        return layer
+      return type(layer).from_config({**layer.get_config(), **options})
 
+    model = keras.models.clone_model(model, clone_function=clone)
+    for name in frozen:
+      getattr(model.get_layer('norm'), name).trainable = False
+    return model
+
+  model = toy.model(lambda: keras_model(**options))
   data = [toy.dataset(8, 0), toy.dataset(5, 1)]
-  found = []
-  for model in (build(), build(**options)):
-    process = _build(model, 'running')
-    found.append(_averages(process.next(process.initialize(), data).state))
-  _assert_equal(*found)
+  found = _after_a_round(_build(model), data)
+  _assert_equal(found, _after_a_round(_process(), data))
 
 
-def test_masked_values_get_no_share(toy):
-  """The mask excludes padding from the statistics, and so from the means."""
-  del toy
+def _sequences(keras_model, shape):
+  """Returns a model of sequences for the classes 0, 1, 2."""
   keras.utils.set_random_seed(0)
+  return BatchNormModel(
+      keras_model,
+      (
+          tf.TensorSpec([None, *shape], tf.float64),
+          tf.TensorSpec([None], tf.int32),
+      ),
+      loss_fn=toy_problem.Toy().loss,
+  )
+
+
+def test_masked_values_get_no_share():
+  """The mask excludes padding from the statistics, and so from the means."""
 
   def keras_model():
     return keras.Sequential(
@@ -381,28 +374,16 @@ def test_masked_values_get_no_share(toy):
         ]
     )
 
-  model = BatchNormModel(
-      keras_model,
-      (
-          tf.TensorSpec([None, 3, 2], tf.float64),
-          tf.TensorSpec([None], tf.int32),
-      ),
-      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
-          from_logits=True, dtype='float64'
-      ),
-  )
+  model = _sequences(keras_model, (3, 2))
   rng = np.random.default_rng(0)
   x = rng.normal(size=(6, 3, 2))
   x[:2, 1:] = -1.0
   y = rng.integers(0, 3, 6).astype(np.int32)
-  (dataset,) = [tf.data.Dataset.from_tensor_slices((x, y)).batch(6)]
-  process = _build(model, 'running')
+  dataset = tf.data.Dataset.from_tensors((x, y))
+  process = _build(model)
   averages = rng.normal(size=(2, 4))
-  start = model.from_model_weights(model.initial_weights)
   state = _with(process.initialize(), model.initial_weights, averages)
-  after = model.from_model_weights(
-      process.get_model_weights(process.next(state, [dataset]).state)
-  )
+  after = process.get_model_weights(process.next(state, [dataset]).state)
   # One step of Keras, with the share of each value subtracted by hand.
   truth = model.to_keras()
   mask, dense, norm, flat, head = truth.layers
@@ -420,9 +401,7 @@ def test_masked_values_get_no_share(toy):
       v.numpy() - 0.1 * g.numpy()
       for v, g in zip(truth.trainable_weights, gradients)
   ]
-  trainable = model.to_model_weights(after).trainable
-  assert len(start) == len(after)
-  _assert_equal(trainable, expected)
+  _assert_equal(after.trainable, expected)
 
 
 def test_calls_of_one_layer_share_its_averages():
@@ -440,22 +419,12 @@ def test_calls_of_one_layer_share_its_averages():
     outputs = keras.layers.Dense(3, dtype='float64')(features)
     return keras.Model(inputs, outputs)
 
-  keras.utils.set_random_seed(0)
-  model = BatchNormModel(
-      keras_model,
-      (
-          tf.TensorSpec([None, 2, 3], tf.float64),
-          tf.TensorSpec([None], tf.int32),
-      ),
-      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
-          from_logits=True, dtype='float64'
-      ),
-  )
+  model = _sequences(keras_model, (2, 3))
   averages = rng.normal(size=(2, 4))
-  dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(6)
+  dataset = tf.data.Dataset.from_tensors((x, y))
   found = []
-  for options in ({}, dict(optimizer=_SGD(0.1, 1e-300))):
-    process = _build(model, 'running', **options)
+  for sends in (False, True):
+    process = _build(model, sends=sends)
     state = _with(process.initialize(), model.initial_weights, averages)
     state = process.next(state, [dataset]).state
     found.append(_averages(state))
@@ -491,9 +460,9 @@ def test_calls_of_one_layer_share_its_averages():
 
 
 def test_hyperparameters_can_be_set(toy):
-  model = toy.model()
+  model = _model()
   data = [toy.dataset(8, 0), toy.dataset(5, 1)]
-  plain, process = (_build(model, kind) for kind in ('none', 'running'))
+  plain, process = _process(kind='none'), _process()
   hparams = process.get_hparams(process.initialize())
   assert hparams == plain.get_hparams(plain.initialize())
   hparams['client_work']['learning_rate'] = np.float64(0.3)
@@ -513,36 +482,29 @@ def test_hyperparameters_can_be_set(toy):
 
 def test_dsgd_has_the_averages_of_the_gradients(toy):
   """Momentum and clipping at the server don't change them."""
-  model = toy.model()
+  process = algorithms.build_dsgd(
+      _model(),
+      _SGD(0.1, 0.9),
+      build_process=algorithms.build_fbn,
+      backward='running',
+      server_clip_norm=0.01,
+  )
   data = [toy.dataset(8, 0), toy.dataset(5, 1)]
-  found = []
-  for process in (
-      _build(model, 'running'),
-      algorithms.build_dsgd(
-          model,
-          _SGD(0.1, 0.9),
-          build_process=algorithms.build_fbn,
-          backward='running',
-          server_clip_norm=0.01,
-      ),
-  ):
-    found.append(_averages(process.next(process.initialize(), data).state))
-  _assert_equal(*found)
+  _assert_equal(_after_a_round(process, data), _after_a_round(_process(), data))
 
 
 def test_personal_encodings(toy):
   """Clients then keep a state. These encodings have almost no effect."""
-  model = toy.model()
   encoded = toy.model(
       lambda: tff_bn.add_position_encodings(
           toy.keras_model(), 'add', 1e-13, personal_share=0.5
       )
   )
   data = [toy.dataset(8, 0), toy.dataset(5, 1)]
-  options = dict(backward_restart=1.4)
-  process = _build(model, 'running', **options)
+  options = dict(backward_restart=2.0)
+  process = _process(**options)
   expected = process.initialize()
-  stateful = _build(encoded, 'running', **options)
+  stateful = _build(encoded, **options)
   state = stateful.initialize()
   clients = [stateful.initialize_client(state) for _ in data]
   for _ in range(3):
@@ -552,40 +514,24 @@ def test_personal_encodings(toy):
     _assert_equal(_averages(state), _averages(expected))
 
 
-@pytest.mark.parametrize('local_steps', [1, 2])
-def test_compiled_steps(toy_images, local_steps):
+def test_compiled_steps_of_images(toy_images):
+  """Fused operations in float32, alone and compiled by XLA."""
   model = toy_images.model()
-  data = [toy_images.dataset(n, n) for n in (9, 16)]
+  data = [toy_images.dataset(n, n) for n in (9, 16, 1)]
+  data.append(toy_images.dataset(4, 0).take(0))
   found = []
   for jit_compile in (False, True):
-    process = _build(
-        model, 'running', local_steps=local_steps, jit_compile=jit_compile
-    )
+    process = _build(model, local_steps=2, jit_compile=jit_compile)
     state = process.initialize()
     for _ in range(2):
       state = process.next(state, data).state
     found.append(_averages(state))
+  assert all(np.any(average) for average in found[0])
   _assert_equal(*found, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('local_steps', [1, 2])
-def test_images_in_float32(toy_images, local_steps):
-  """Fused operations have the numbers of float64."""
-  model = toy_images.model()
-  process = _build(model, 'running', local_steps=local_steps)
-  state = process.initialize()
-  data = [toy_images.dataset(n, n) for n in (9, 16, 1)]
-  data.append(toy_images.dataset(4, 0).take(0))
-  for _ in range(3):
-    output = process.next(state, data)
-    state = output.state
-  weights = model.from_model_weights(process.get_model_weights(state))
-  assert all(np.isfinite(w).all() for w in weights)
-  assert all(np.any(average) for average in _averages(state))
-
-
-def test_wrong_arguments(toy):
-  model = toy.model()
+def test_wrong_arguments():
+  model = _model()
   with pytest.raises(
       ValueError, match="backward='both' must be one of none, mean"
   ):

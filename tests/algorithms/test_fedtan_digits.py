@@ -105,28 +105,9 @@ def _train(process, rounds, *, union=False):
     yield process.get_model_weights(state)
 
 
-def _accuracies(data, model, processes, *, rounds, local_steps):
-  """Returns each process's test accuracy in % after each tenth round."""
-  evaluator = evaluation.Evaluator(model)
-  test = data.test_dataset(512)
-  rounds = [
-      _client_batches(data, number, local_steps)
-      for number in range(1, rounds + 1)
-  ]
-  return {
-      name: [
-          100 * evaluator.evaluate(weights, test)['accuracy']
-          for weights in list(
-              _train(process, rounds, union=name == 'centralized')
-          )[9::10]
-      ]
-      for name, process in processes.items()
-  }
-
-
 def test_whole_trajectory_is_that_of_centralized_training(data):
   model = _model(data, 'small_cnn', 'float64')
-  rounds = [_client_batches(data, r, dtype=np.float64) for r in range(1, 11)]
+  rounds = [_client_batches(data, r, dtype=np.float64) for r in range(1, 6)]
   fedtan = algorithms.build_fedtan(model, _SGD, local_steps=1, moments='fused')
   centralized = algorithms.build_centralized(model, _SGD)
   for actual, expected in zip(
@@ -138,27 +119,6 @@ def test_whole_trajectory_is_that_of_centralized_training(data):
 
 
 @pytest.mark.slow
-def test_one_step_ends_as_centralized_training_and_fed_avg_does_not(data):
-  model = _model(data, 'mlp3')
-  accuracies = _accuracies(
-      data,
-      model,
-      dict(
-          centralized=algorithms.build_centralized(model, _SGD),
-          fedtan=algorithms.build_fedtan(model, _SGD, local_steps=1),
-          fed_avg=algorithms.build_fed_avg(model, _SGD),
-      ),
-      rounds=60,
-      local_steps=1,
-  )
-  centralized = accuracies['centralized']
-  np.testing.assert_allclose(accuracies['fedtan'], centralized, atol=1)
-  assert centralized[-1] > 93
-  # With five seeds the first two were equal, and FedAvg 16 to 20 points below.
-  assert accuracies['fed_avg'][-1] < centralized[-1] - 10
-
-
-@pytest.mark.slow
 def test_order_of_the_algorithms_with_five_steps(data):
   model = _model(data, 'mlp3')
 
@@ -166,31 +126,37 @@ def test_order_of_the_algorithms_with_five_steps(data):
     # Smaller steps when the statistics are fixed, as in the paper.
     return tf.where(num_finished_rounds < 8, _RATE, 0.1 * _RATE)
 
-  accuracies = _accuracies(
-      data,
-      model,
-      dict(
-          centralized=algorithms.build_centralized(model, _SGD),
-          fedtan=algorithms.build_fedtan(model, _SGD, local_steps=5),
-          fedtan_forward_only=algorithms.build_fedtan(
-              model, _SGD, synchronize='forward', local_steps=5
-          ),
-          fedtan_ii=algorithms.build_fedtan_ii(
-              model,
-              _SGD,
-              sync_rounds=8,
-              local_steps=5,
-              client_learning_rate_schedule=schedule,
-          ),
-          fed_avg=algorithms.build_fed_avg(model, _SGD),
+  processes = dict(
+      centralized=algorithms.build_centralized(model, _SGD),
+      fedtan=algorithms.build_fedtan(model, _SGD, local_steps=5),
+      fedtan_forward_only=algorithms.build_fedtan(
+          model, _SGD, synchronize='forward', local_steps=5
       ),
-      rounds=40,
-      local_steps=5,
+      fedtan_ii=algorithms.build_fedtan_ii(
+          model,
+          _SGD,
+          sync_rounds=8,
+          local_steps=5,
+          client_learning_rate_schedule=schedule,
+      ),
+      fed_avg=algorithms.build_fed_avg(model, _SGD),
   )
-  # Of rounds 30 and 40. With five seeds FedTAN was 2 points below centralized
-  # training and 16 to 20 above FedAvg; with the statistics alone synchronized,
-  # 6 to 7 below and 8 to 13 above these; FedTAN-II at most 3 below FedTAN.
-  mean = {name: np.mean(values[-2:]) for name, values in accuracies.items()}
+  rounds = [_client_batches(data, number, 5) for number in range(1, 41)]
+  evaluator = evaluation.Evaluator(model)
+  test = data.test_dataset(512)
+  # The mean accuracy in % after rounds 30 and 40. With five seeds FedTAN was 2
+  # points below centralized training and 16 to 20 above FedAvg; with the
+  # statistics alone synchronized, 6 to 7 below and 8 to 13 above these;
+  # FedTAN-II at most 3 below FedTAN.
+  mean = {}
+  for name, process in processes.items():
+    weights = list(_train(process, rounds, union=name == 'centralized'))
+    mean[name] = np.mean(
+        [
+            100 * evaluator.evaluate(weights[number - 1], test)['accuracy']
+            for number in (30, 40)
+        ]
+    )
   fedtan = mean['fedtan']
   assert mean['centralized'] - 4 < fedtan
   assert mean['fed_avg'] < fedtan - 10

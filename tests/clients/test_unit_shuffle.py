@@ -1,6 +1,7 @@
 """Tests of random permutations of hidden units during local training."""
 
 import collections
+import functools
 
 import keras
 import numpy as np
@@ -66,6 +67,7 @@ def _keras_model(pan=None):
   return model
 
 
+@functools.cache
 def _model(keras_model_fn=_keras_model):
   keras.utils.set_random_seed(0)
   return BatchNormModel(
@@ -87,13 +89,17 @@ def _dataset(num_examples, seed=0):
   return tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
 
 
-def _train(model, dataset, optimizer=None, round_num=0, **options):
-  training = local_training.LocalTraining(
-      model,
-      local_training_config.LocalTrainingConfig(
-          optimizer or _SGD(0.1, 0.9), **options
-      ),
+_MOMENTUM = _SGD(0.1, 0.9)
+
+
+@functools.cache
+def _training(model, optimizer=_MOMENTUM, **options):
+  return local_training.LocalTraining(
+      model, local_training_config.LocalTrainingConfig(optimizer, **options)
   )
+
+
+def _train(training, model, dataset, round_num=0):
   values = model.from_model_weights(model.initial_weights)
 
   @tf.function(autograph=False)
@@ -120,15 +126,16 @@ def _permuted(plain, shuffled):
 
 @pytest.mark.parametrize(
     'optimizer',
-    [_SGD(0.1), _SGD(0.1, 0.9), tff.learning.optimizers.build_adam(0.01)],
-    ids=['sgd', 'momentum', 'adam'],
+    [_MOMENTUM, tff.learning.optimizers.build_adam(0.01)],
+    ids=['momentum', 'adam'],
 )
 def test_without_encodings_training_is_the_same_function(optimizer):
   model, dataset = _model(), _dataset(20)
-  plain = _train(model, dataset, optimizer)
-  found = _train(
-      model, dataset, optimizer, shuffle_times=5, shuffle_probability=0.5
+  plain = _train(_training(model, optimizer), model, dataset)
+  training = _training(
+      model, optimizer, shuffle_times=5, shuffle_probability=0.5
   )
+  found = _train(training, model, dataset)
   x = np.random.default_rng(9).normal(size=(8, 6, 6, 1))
   expected = _outputs(model, plain['values'], x)
   np.testing.assert_allclose(
@@ -144,8 +151,9 @@ def test_without_encodings_training_is_the_same_function(optimizer):
 def test_encodings_stay_so_the_function_changes():
   model = _model(lambda: _keras_model('multiply'))
   dataset = _dataset(20)
-  plain = _train(model, dataset)
-  found = _train(model, dataset, shuffle_times=5, shuffle_probability=0.5)
+  plain = _train(_training(model), model, dataset)
+  training = _training(model, shuffle_times=5, shuffle_probability=0.5)
+  found = _train(training, model, dataset)
   x = np.random.default_rng(9).normal(size=(8, 6, 6, 1))
   expected = _outputs(model, plain['values'], x)
   assert np.abs(_outputs(model, found['values'], x) - expected).max() > 1e-2
@@ -153,49 +161,41 @@ def test_encodings_stay_so_the_function_changes():
 
 def test_without_permutations_training_is_the_same_to_the_bit():
   model, dataset = _model(), _dataset(20)
-  plain = _train(model, dataset)
-  for options in (
-      dict(shuffle_times=0.0),
-      dict(shuffle_times=5, shuffle_probability=0.0),
-  ):
-    tf.nest.map_structure(
-        np.testing.assert_array_equal, _train(model, dataset, **options), plain
-    )
+  training = _training(model, shuffle_times=5, shuffle_probability=0.0)
+  tf.nest.map_structure(
+      np.testing.assert_array_equal,
+      _train(training, model, dataset),
+      _train(_training(model), model, dataset),
+  )
 
 
 def test_seed_round_and_client_decide_and_nothing_else():
   model = _model()
   # With learning rate 0, only the permutations change the weights.
-  options = dict(shuffle_times=2, shuffle_probability=1.0)
+  first, second = (
+      _training(
+          model, _SGD(0.0), shuffle_times=2, shuffle_probability=1.0, seed=seed
+      )
+      for seed in (0, 1)
+  )
 
-  def run(client=0, **more):
-    found = _train(model, _dataset(8, client), _SGD(0.0), **options, **more)
+  def run(training=first, client=0, round_num=0):
+    found = _train(training, model, _dataset(8, client), round_num)
     return found['values'][0].tobytes()
 
   assert run() == run()
-  assert len({run(), run(client=1), run(seed=1), run(round_num=1)}) == 4
+  assert len({run(), run(client=1), run(second), run(round_num=1)}) == 4
 
 
 @pytest.mark.parametrize(
     ('num_batches', 'options', 'num_steps'),
-    [(6, {}, 6), (6, dict(local_steps=4), 4), (3, dict(local_epochs=2), 6)],
+    [(6, dict(local_steps=4), 4), (3, dict(local_epochs=2), 6)],
 )
 def test_mean_number_of_permutations(num_batches, options, num_steps):
   """P_sf = 1 with 2 units: each permutation swaps them."""
-  layers = keras.layers
-
-  def keras_model():
-    inputs = keras.Input((6, 6, 1), dtype='float64')
-    x = layers.Flatten(dtype='float64')(inputs)
-    x = layers.Dense(2, dtype='float64', name='hidden')(x)
-    return keras.Model(inputs, layers.Dense(3, dtype='float64')(x))
-
-  model = _model(keras_model)
-  training = local_training.LocalTraining(
-      model,
-      local_training_config.LocalTrainingConfig(
-          _SGD(0.0), shuffle_times=1.5, shuffle_probability=1.0, **options
-      ),
+  model = _model(lambda: _flat(keras.layers.Dense(2, dtype='float64')))
+  training = _training(
+      model, _SGD(0.0), shuffle_times=1.5, shuffle_probability=1.0, **options
   )
   values = model.from_model_weights(model.initial_weights)
   x, y = next(iter(_dataset(1)))
@@ -220,22 +220,6 @@ def test_mean_number_of_permutations(num_batches, options, num_steps):
   assert np.mean(swapped) == pytest.approx(expected, abs=0.14)
 
 
-@pytest.mark.usefixtures('in_process_runtime')
-def test_clients_are_permuted_independently():
-  model = _model()
-  data = [_dataset(16, client) for client in range(2)]
-  weights = []
-  for options in ({}, dict(shuffle_times=1.0, shuffle_probability=1.0)):
-    process = algorithms.build_fed_avg(
-        model, _SGD(1e-9), local_steps=1, **options
-    )
-    state = process.next(process.initialize(), data).state
-    weights.append(model.from_model_weights(process.get_model_weights(state)))
-  # The mean of two permutations of nearly the same kernel is another kernel.
-  assert np.abs(weights[0][0] - weights[1][0]).max() > 0.01
-  np.testing.assert_allclose(weights[0][0].sum(), weights[1][0].sum(), 1e-6)
-
-
 def _partly_frozen(*names):
   model = _keras_model()
   for name in names:
@@ -247,8 +231,9 @@ def test_units_with_frozen_weights_keep_their_places():
   """The other units are permuted, so the function is the same."""
   model = _model(lambda: _partly_frozen('conv'))
   dataset = _dataset(16)
-  plain = _train(model, dataset)
-  found = _train(model, dataset, shuffle_times=4, shuffle_probability=1.0)
+  plain = _train(_training(model), model, dataset)
+  training = _training(model, shuffle_times=4, shuffle_probability=1.0)
+  found = _train(training, model, dataset)
   positions = {v.layer: p for p, v in reversed([*enumerate(model.variables)])}
   # `conv`, `norm` and `more` have the same units.
   for position in range(positions['hidden']):
@@ -267,53 +252,53 @@ def test_units_with_frozen_weights_keep_their_places():
   )
 
 
+def _flat(make_hidden=lambda x: x):
+  """Returns a model of flat inputs, with hidden layers from a function."""
+  inputs = keras.Input((6, 6, 1), dtype='float64')
+  x = make_hidden(keras.layers.Flatten(dtype='float64')(inputs))
+  return keras.Model(inputs, keras.layers.Dense(3, dtype='float64')(x))
+
+
+def _with_reshape():
+  def hidden(x):
+    x = keras.layers.Dense(4, dtype='float64')(x)
+    x = keras.layers.Reshape((2, 2), name='square', dtype='float64')(x)
+    return keras.layers.Flatten(dtype='float64')(x)
+
+  return _flat(hidden)
+
+
 @pytest.mark.usefixtures('in_process_runtime')
-def test_a_continued_training_has_the_same_permutations():
-  model = _model(_linear_hidden)
+def test_clients_are_permuted_independently_and_again_if_continued():
+  model = _model(lambda: _flat(keras.layers.Dense(9, dtype='float64')))
   data = [_dataset(8, client) for client in range(2)]
+  process, continued = (
+      algorithms.build_fed_avg(
+          model, _SGD(1e-9), shuffle_times=2.0, shuffle_probability=1.0, seed=3
+      )
+      for _ in range(2)
+  )
+  state = process.next(process.initialize(), data).state
+  kernel = process.get_model_weights(state).trainable[0]
+  initial = model.initial_weights.trainable[0]
+  # The mean of two permutations of nearly the same kernel is another kernel.
+  assert np.abs(kernel - initial).max() > 0.01
+  np.testing.assert_allclose(kernel.sum(), initial.sum(), 1e-6)
 
-  def build():
-    return algorithms.build_fed_avg(
-        model, _SGD(0.1), shuffle_times=1.0, shuffle_probability=1.0, seed=3
-    )
-
-  at_once, stopped, continued = build(), build(), build()
-  first = at_once.next(at_once.initialize(), data).state
-  expected = at_once.get_model_weights(at_once.next(first, data).state)
-  state = stopped.next(stopped.initialize(), data).state
-  found = continued.get_model_weights(continued.next(state, data).state)
+  expected, found = (
+      each.get_model_weights(each.next(state, data).state)
+      for each in (process, continued)
+  )
   tf.nest.map_structure(
       np.testing.assert_array_equal, found.trainable, expected.trainable
   )
 
 
-def _linear_hidden():
-  inputs = keras.Input((6, 6, 1), dtype='float64')
-  x = keras.layers.Flatten(dtype='float64')(inputs)
-  x = keras.layers.Dense(9, dtype='float64')(x)
-  return keras.Model(inputs, keras.layers.Dense(3, dtype='float64')(x))
-
-
-def _unknown():
-  inputs = keras.Input((6, 6, 1), dtype='float64')
-  x = keras.layers.Flatten(dtype='float64')(inputs)
-  x = keras.layers.Dense(4, dtype='float64')(x)
-  x = keras.layers.Reshape((2, 2), name='square', dtype='float64')(x)
-  x = keras.layers.Flatten(dtype='float64')(x)
-  return keras.Model(inputs, keras.layers.Dense(3, dtype='float64')(x))
-
-
-def _linear():
-  inputs = keras.Input((6, 6, 1), dtype='float64')
-  x = keras.layers.Flatten(dtype='float64')(inputs)
-  return keras.Model(inputs, keras.layers.Dense(3, dtype='float64')(x))
-
-
 @pytest.mark.parametrize(
     ('keras_model_fn', 'message'),
     [
-        (_unknown, "shuffle_times=1 is impossible: .* layer 'square'"),
-        (_linear, 'shuffle_times=1 is impossible: .* no hidden units'),
+        (_with_reshape, "shuffle_times=1 is impossible: .* layer 'square'"),
+        (_flat, 'shuffle_times=1 is impossible: .* no hidden units'),
         (
             lambda: _partly_frozen('norm', 'hidden'),
             r'no hidden units .* \(Units of frozen layers keep their places',
@@ -328,17 +313,12 @@ def test_models_that_are_refused(keras_model_fn, message):
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        (dict(shuffle_times=-1), 'shuffle_times=-1 must be a number, at least'),
         (dict(shuffle_times=float('nan')), 'shuffle_times=nan must be'),
         (
             dict(shuffle_times=3.5, local_steps=3),
             'shuffle_times=3.5 must be at most local_steps=3',
         ),
-        (
-            dict(shuffle_probability=1.5),
-            'shuffle_probability=1.5 must be a num',
-        ),
-        (dict(shuffle_probability=-0.5), 'shuffle_probability=-0.5 must be'),
+        (dict(shuffle_probability=1.5), 'shuffle_probability=1.5 must be'),
     ],
 )
 def test_values_that_are_refused(options, message):

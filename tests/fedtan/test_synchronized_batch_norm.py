@@ -17,7 +17,6 @@ _LAYERS = {
     'small_epsilon': ([6, 5, 4, 3], dict(epsilon=1e-7)),
     'vectors': ([8, 3], dict()),
     'sequences': ([4, 7, 3], dict()),
-    'volumes': ([2, 3, 4, 5, 3], dict(dtype='float64')),
     'first_axis': ([6, 3, 5], dict(axis=1)),
     'channels_first': ([6, 3, 4, 5], dict(axis=1)),
     'no_scale': ([8, 3], dict(scale=False)),
@@ -80,9 +79,10 @@ def _assert_close(found, expected, rtol):
 @pytest.mark.parametrize(
     ('name', 'fused_moments', 'synchronize_backward'),
     [
-        *((name, fused, True) for name in _LAYERS for fused in (False, True)),
-        *((name, True, False) for name in ('images', 'vectors', 'first_axis')),
-        ('images', False, False),
+        *((name, True, True) for name in _LAYERS),
+        *((name, False, True) for name in ('images_in_float64', 'vectors')),
+        ('images', True, False),
+        ('vectors', False, False),
     ],
 )
 def test_a_single_client_computes_the_same_as_keras(
@@ -191,29 +191,25 @@ def _sound_questions(x, cotangent, shape, fused_moments=False):
 
 @pytest.mark.parametrize('fused_moments', [False, True])
 @pytest.mark.parametrize('shape', [[4, 2], [4, 3, 3, 2]])
-@pytest.mark.parametrize(
-    'value',
-    [
-        np.nan,
-        np.inf,
-        # Its square overflows, so the variance does, too.
-        3e19,
-        # Only sums over many clients would overflow.
-        1e19,
-    ],
-)
-def test_useless_statistics_are_not_sound(value, shape, fused_moments):
-  found = _sound_questions(value, 1.0, shape, fused_moments)
-  assert not found[0]
+def test_useless_statistics_are_not_sound(shape, fused_moments):
+  for value in (
+      np.nan,
+      np.inf,
+      # Its square overflows, so the variance does, too.
+      3e19,
+      # Only sums over many clients would overflow.
+      1e19,
+  ):
+    assert not _sound_questions(value, 1.0, shape, fused_moments)[0]
   assert all(_sound_questions(1e12, 1.0, shape, fused_moments))
 
 
 @pytest.mark.parametrize('shape', [[4, 2], [4, 3, 3, 2]])
-@pytest.mark.parametrize('value', [np.nan, np.inf, 1e38])
-def test_useless_gradients_are_not_sound(value, shape):
-  *forward, backward = _sound_questions(1.0, value, shape)
-  assert all(forward)
-  assert not backward
+def test_useless_gradients_are_not_sound(shape):
+  for value in (np.nan, np.inf, 1e38):
+    *forward, backward = _sound_questions(1.0, value, shape)
+    assert all(forward)
+    assert not backward
 
 
 def test_running_statistics_stay_without_data():

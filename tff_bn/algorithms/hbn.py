@@ -22,7 +22,7 @@ from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_training import LocalTrainingWork
 from tff_bn.clients.local_training_config import LocalTrainingConfig
-from tff_bn.clients.statistics_pass import StatisticsPass
+from tff_bn.clients.moments_collector import StatisticsPass
 from tff_bn.common import numerics
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model.batch_norm_model import BatchNormModel

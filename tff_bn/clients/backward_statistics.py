@@ -1,17 +1,8 @@
 """Running averages of the means in batch normalization's backward pass.
 
-Batch normalization y = γ x̂ + ζ, x̂ = (x - μ) / σ, with the mean μ and the
-standard deviation σ of N values, has the backward pass
-
-    dx = γ/σ (dy - mean(dy) - x̂ mean(dy x̂)) = γ/σ (dy - dζ/N - x̂ dγ/N).
-
-FBN normalizes by running statistics and so loses both means. Here the server
-keeps running averages G0 of dζ and G1 of dγ of the mean loss over all clients,
-and clients use them as constants:
-
-    dx = γ/σ (dy - G0/n - x̂ G1/n),
-
-where n is the number of values of a channel in the client's batch.
+FBN normalizes by running statistics and so loses both means in the backward
+pass of batch normalization. Running averages at the server take their place,
+see `tff_bn.algorithms.build_fbn` for the equations.
 
 Batch normalization needs no force that keeps the scale of a layer's inputs, but
 here, the running statistics follow with a delay, and the averages take away the
@@ -45,29 +36,23 @@ from tff_bn.keras_model.shared_weights import SharedWeights
 
 _PART = 'backward_sums'
 
-# The averages that the backward pass uses.
-MEAN, RUNNING = KINDS = ('mean', 'running')
-
 
 @dataclasses.dataclass(frozen=True)
 class BackwardStatistics(drift_correction.DriftCorrection):
   """Corrects the gradients through the layers of batch normalization.
 
   The server sets G0 ← (1-β) G0 + β Σ w_i dζ_i, with the clients' weights w_i,
-  and G1 in the same way. Both start from 0. If a client makes several steps,
-  dζ_i and dγ_i are means over its steps, weighted by their numbers of values,
-  as if each step had been made by another client.
+  and G1 in the same way. If a client makes several steps, dζ_i and dγ_i are
+  means over its steps, weighted by their numbers of values, as if each step had
+  been made by another client.
 
   Attributes:
     layers: The layers.
     kind: `'mean'` uses G0 only, `'running'` uses G0 and G1.
-    restart: The averages of a channel restart from 0 after a round in which
-      (N/(N-1) v + (m - R')²) / (S' + ε) was not between 1/restart and restart,
-      with the mean m and the biased variance v of all clients' N values and the
-      new running statistics R' and S'. Default `None`: never.
     sends: Whether clients send dζ_i and dγ_i. Otherwise the server computes
       them from the update of the model, which must then be the gradient times
       the learning rate.
+    restart: See `backward_restart` of `build_fbn`.
   """
 
   layers: Sequence[keras.layers.BatchNormalization]
@@ -83,9 +68,7 @@ class BackwardStatistics(drift_correction.DriftCorrection):
   ) -> 'BoundBackwardStatistics':
     """See the base class."""
     del client_optimizer
-    return BoundBackwardStatistics(
-        model, weights, self.layers, self.kind, self.sends, self.restart
-    )
+    return BoundBackwardStatistics(model, weights, self)
 
 
 def is_in_update(
@@ -93,10 +76,7 @@ def is_in_update(
 ) -> bool:
   """Whether the changes of γ and ζ of all layers are the gradients dγ and dζ.
 
-  Args:
-    model: The model.
-    layers: The layers. They may lack γ or ζ, or have constraints, and γ or ζ
-      may be frozen.
+  Layers may lack γ or ζ, or have constraints, and γ or ζ may be frozen.
   """
   unconstrained = {
       id(variable)
@@ -117,19 +97,16 @@ class BoundBackwardStatistics(drift_correction.BoundCorrection):
       self,
       model: BatchNormModel,
       weights: SharedWeights,
-      layers: Sequence[keras.layers.BatchNormalization],
-      kind: str,
-      sends: bool,
-      restart: Optional[float],
+      settings: BackwardStatistics,
   ):
     self._weights = weights
-    self._layers = layers
-    self._sends = sends
-    self._restart = restart
-    self._num_averages = 1 if kind == MEAN else 2
-    self._numbers = {id(layer): i for i, layer in enumerate(layers)}
-    position_of = {id(v): i for i, v in enumerate(model.keras_model.weights)}
-    if not sends:
+    self._layers = settings.layers
+    self._sends = settings.sends
+    self._restart = settings.restart
+    self._num_averages = 1 if settings.kind == 'mean' else 2
+    self._numbers = {id(layer): i for i, layer in enumerate(self._layers)}
+    if not self._sends:
+      position_of = {id(v): i for i, v in enumerate(model.keras_model.weights)}
       # The positions of the gradients in the trainable part of an update.
       place = {p: i for i, p in enumerate(weights.trainable)}
       self._places = [
@@ -137,15 +114,15 @@ class BoundBackwardStatistics(drift_correction.BoundCorrection):
               place[position_of[id(v)]]
               for v in (layer.beta, layer.gamma)[: self._num_averages]
           ]
-          for layer in layers
+          for layer in self._layers
       ]
     self._averages = self._variables_for_each_layer()
     self.variables = [v for layer in self._averages for v in layer]
-    if sends:
+    if self._sends:
       self._sums = self._variables_for_each_layer()
       self._totals = [
           tf.Variable(tf.zeros([], layer.moving_mean.dtype), trainable=False)
-          for layer in layers
+          for layer in self._layers
       ]
       self.collecting = [
           *self._totals,
@@ -192,28 +169,20 @@ class BoundBackwardStatistics(drift_correction.BoundCorrection):
     number = self._numbers[id(layer)]
     averages = self._averages[number]
     self._counts[number].append(count)
-    dtype = averages[0].dtype
-    shape = [1] * inputs.shape.rank
-    shape[layer.axis] = -1
-
-    def channels(vector):
-      return tf.reshape(vector, shape)
 
     @tf.custom_gradient
     def corrected(values):
       def gradient(upstream):
         num_values = self._num_values(number)
         gamma, _ = fused_batch_norm.affine_weights(layer)
-        mean = tf.convert_to_tensor(layer.moving_mean)
         variance = tf.convert_to_tensor(layer.moving_variance)
         inverse = tf.math.rsqrt(variance + layer.epsilon)
         scale = tf.math.divide_no_nan(gamma * inverse, num_values)
-        offset = channels(scale * averages[0])
+        offset = _channels(layer, values, scale * averages[0])
         if len(averages) > 1:
-          normalized = (tf.cast(values, dtype) - channels(mean)) * channels(
-              inverse
+          offset += _normalized(layer, values) * _channels(
+              layer, values, scale * averages[1]
           )
-          offset += normalized * channels(scale * averages[1])
         offset = tf.broadcast_to(offset, tf.shape(values))
         if mask is not None:
           included = tf.expand_dims(tf.cast(mask, tf.bool), -1)
@@ -235,27 +204,19 @@ class BoundBackwardStatistics(drift_correction.BoundCorrection):
       return outputs
     number = self._numbers[id(layer)]
     sums = self._sums[number]
-    dtype = sums[0].dtype
-    axes = [
-        axis
-        for axis in range(outputs.shape.rank)
-        if axis != layer.axis % outputs.shape.rank
-    ]
-    shape = [1] * inputs.shape.rank
-    shape[layer.axis] = -1
+    rank = outputs.shape.rank
+    axes = [axis for axis in range(rank) if axis != layer.axis % rank]
     values = tf.stop_gradient(inputs)
 
     @tf.custom_gradient
     def collected(y):
       def gradient(upstream):
-        terms = self._num_values(number) * tf.cast(upstream, dtype)
+        terms = self._num_values(number) * tf.cast(upstream, sums[0].dtype)
         sums[0].assign_add(tf.reduce_sum(terms, axes))
         if len(sums) > 1:
-          inverse = tf.math.rsqrt(layer.moving_variance + layer.epsilon)
-          normalized = (
-              tf.cast(values, dtype) - tf.reshape(layer.moving_mean, shape)
-          ) * tf.reshape(inverse, shape)
-          sums[1].assign_add(tf.reduce_sum(terms * normalized, axes))
+          sums[1].assign_add(
+              tf.reduce_sum(terms * _normalized(layer, values), axes)
+          )
         return upstream
 
       return tf.identity(y), gradient
@@ -377,3 +338,24 @@ class BoundBackwardStatistics(drift_correction.BoundCorrection):
           tf.logical_and(mean_square < restart, mean_square > 1 / restart)
       )
     return described
+
+
+def _channels(
+    layer: keras.layers.BatchNormalization, values: tf.Tensor, vector: Any
+) -> tf.Tensor:
+  """Reshapes a vector of channels so that it broadcasts to a layer's values."""
+  shape = [1] * values.shape.rank
+  shape[layer.axis] = -1
+  return tf.reshape(vector, shape)
+
+
+def _normalized(
+    layer: keras.layers.BatchNormalization, values: tf.Tensor
+) -> tf.Tensor:
+  """Computes x̂ by the running statistics, in their dtype."""
+  mean = tf.convert_to_tensor(layer.moving_mean)
+  variance = tf.convert_to_tensor(layer.moving_variance)
+  inverse = tf.math.rsqrt(variance + layer.epsilon)
+  return (tf.cast(values, mean.dtype) - _channels(layer, values, mean)) * (
+      _channels(layer, values, inverse)
+  )

@@ -48,7 +48,7 @@ class MovingStatistics:
   config: LocalTrainingConfig
 
   def num_moves(self, num_batches: np.ndarray, num_calls: int) -> np.ndarray:
-    """Returns how often a round moves the statistics of a layer.
+    """Returns how often a client's round moves the statistics of a layer.
 
     Args:
       num_batches: The number of batches in each client's dataset.
@@ -64,14 +64,11 @@ class MovingStatistics:
 
 
 class ClientUpdate(NamedTuple):
-  """The clients' part of a round.
+  """The clients' part of a round, and the type of one client's result.
 
-  Attributes:
-    run: A function, for use in a `tff.federated_computation`. Its arguments are
-      the server's state for the clients, the shared weights, the clients'
-      states if they have any, and the data, all placed at the clients. It
-      returns what `for_round` returns, at the clients.
-    result_type: The type of one client's result.
+  `run` is for use in a `tff.federated_computation`. It takes the server's state
+  for the clients, the shared weights, the clients' states if they have any, and
+  the data, and returns what `for_round` returns, all at the clients.
   """
 
   run: Callable[..., tff.Value]
@@ -82,7 +79,7 @@ class RoundStart(NamedTuple):
   """A client's values before it trains.
 
   Attributes:
-    work_state: The server's state for the clients, of `ClientWork.state_type`.
+    work_state: The part of the server's state that clients get.
     client_state: The client's local variables and the drift correction's state.
     values: The values of all variables, in the order of `model.variables`.
     correction: The values of the drift correction's variables, if there is one.
@@ -120,13 +117,6 @@ class ClientWork:
       training: LocalStep,
       weights: SharedWeights,
   ):
-    """Initializes the work.
-
-    Args:
-      model: The model.
-      training: The local training, or its optimizer step.
-      weights: The shared variables.
-    """
     self._training = training
     self._weights = weights
     self.correction = training.correction
@@ -196,15 +186,8 @@ class ClientWork:
   ) -> RoundStart:
     """Prepares a client for a round, inside a `tff.tensorflow.computation`.
 
-    Args:
-      state: Of type `state_type`.
-      shared: The shared weights.
-      client_state: The client's local variables and the drift correction's
-        state.
-      optimizer_state: The optimizer's state. Default: a new one.
-
-    Returns:
-      The values that training starts from.
+    A new optimizer state is made unless `optimizer_state` is given. See
+    `RoundStart` for the other arguments.
     """
     values = self._values_before(shared, client_state)
     if optimizer_state is None:
@@ -252,8 +235,7 @@ class ClientWork:
       result: The result of training.
       sound: A bool scalar; if false, the client is dropped even if all numbers
         are finite. Default: true.
-      exchanged: The norm of the values that the client sent earlier in the
-        round, see `tff_bn.clients.update_norms.norms`.
+      exchanged: See `tff_bn.clients.update_norms.norms`.
 
     Returns:
       An `OrderedDict` of `update`, `update_weight`, `client_state` (the new
@@ -351,16 +333,9 @@ class ClientWork:
   ) -> list[Moments]:
     """Returns the batch normalization statistics that a client sends.
 
-    Here they are the client's running statistics with its weight. With weight 0
-    the server keeps its own.
-
-    Args:
-      after: The values of all variables after local training.
-      weight: The client's weight; NaN if it is dropped.
-      result: The result of local training.
-
-    Returns:
-      One entry for each pair of shared running statistics.
+    Here they are the running statistics `after` local training, one entry for
+    each shared pair, with the client's weight, which is NaN if it is dropped.
+    With weight 0 the server keeps its own.
     """
     del result
     return [
@@ -376,10 +351,10 @@ class ClientWork:
     """Ends a round, in a `tff.federated_computation`.
 
     Args:
-      state: Of type `state_type`, placed at the server.
-      report: The clients' `report`, placed at the clients.
+      state: The server's state for the clients.
+      report: The clients' `report`.
       *for_correction: The aggregated update, and the shared weights before and
-        after the round, placed at the server. Not needed without a correction.
+        after the round, at the server. Not needed without a correction.
 
     Returns:
       The next state and the round's metrics, at the server. The metrics are

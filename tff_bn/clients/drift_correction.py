@@ -28,8 +28,19 @@ State = Mapping[str, Any]
 class BoundCorrection:
   """A correction for one model, used by local training and the server.
 
-  Subclasses override the methods that they need. Those of this class correct
-  nothing.
+  Subclasses override the methods that they need. The methods of this class
+  correct nothing. Arguments with the same name mean the same in all of them:
+
+  *   `before`, `after`: The values of the model's variables before and after
+      the client's training, in their order.
+  *   `server_state`: The server's state of the correction; for a client, the
+      part that `state_for_clients` returns.
+  *   `client_state`: The client's state before the round, with its local
+      variables.
+  *   `loss`: The mean loss of the client's examples in the round; NaN if it is
+      dropped or has no data.
+  *   `total`: The sums over all clients of `sums`, `counts`, `num_clients` (the
+      clients in the round) and `num_participants` (the clients with weight).
 
   Attributes:
     variables: TensorFlow variables outside the model that training steps read.
@@ -91,16 +102,7 @@ class BoundCorrection:
   def start(
       self, before: Tensors, server_state: State, client_state: State
   ) -> Tensors:
-    """Returns the values of `variables` at the start of a round.
-
-    Args:
-      before: The values of the model's variables, in their order.
-      server_state: The server's state of the correction.
-      client_state: The client's state, including its local variables.
-
-    Returns:
-      One value for each variable.
-    """
+    """Returns the value of each of `variables` at the start of a round."""
     del before, server_state, client_state
     return ()
 
@@ -119,10 +121,10 @@ class BoundCorrection:
 
     Args:
       started: What `start` returned.
-      before: The values of the model's variables before training.
-      after: The values after it.
+      before: See above.
+      after: See above.
       collected: The last values of `collecting`.
-      client_state: The client's state before.
+      client_state: See above.
 
     Returns:
       The client's new state, as in `initial_client_state`, and additional parts
@@ -134,45 +136,25 @@ class BoundCorrection:
   def client_weight(
       self, server_state: State, weight: tf.Tensor, loss: tf.Tensor
   ) -> tf.Tensor:
-    """Returns a client's weight in the mean over the clients.
+    """Returns a client's weight in the mean over the clients, a float32 scalar.
 
-    Args:
-      server_state: The server's state of the correction.
-      weight: The weight without correction, a float32 scalar.
-      loss: The mean loss of the round's examples; NaN without examples.
-
-    Returns:
-      A float32 scalar.
+    `weight` is the weight without correction.
     """
     del server_state, loss
     return weight
 
   def sums(self, loss: tf.Tensor) -> State:
-    """Returns the client's terms of sums that the server receives.
-
-    Args:
-      loss: The mean loss of the round's examples; NaN if the client is dropped
-        or has no data.
-
-    Returns:
-      Tensors by name.
-    """
+    """Returns the client's terms, by name, of sums that the server receives."""
     del loss
     return collections.OrderedDict()
 
   def counts(
       self, server_state: State, client_state: State, num_steps: tf.Tensor
   ) -> State:
-    """Returns further terms of sums that the server receives.
+    """Returns further terms of sums, by name, that the server receives.
 
-    Args:
-      server_state: The server's state of the correction.
-      client_state: The client's state before the round.
-      num_steps: int64 scalar, the number of steps that the client made; 0 if it
-        is dropped or has no data.
-
-    Returns:
-      Tensors by name.
+    `num_steps` is the number of steps that the client made, an int64 scalar; 0
+    if it is dropped or has no data.
     """
     del server_state, client_state, num_steps
     return collections.OrderedDict()
@@ -184,14 +166,7 @@ class BoundCorrection:
     return collections.OrderedDict()
 
   def state_for_clients(self, server_state: State) -> State:
-    """Returns the part of the server's state that is sent to clients.
-
-    Args:
-      server_state: The server's state.
-
-    Returns:
-      The `server_state` that the methods of a client get.
-    """
+    """Returns the part of the server's state that is sent to clients."""
     return server_state
 
   def next_server_state(
@@ -204,30 +179,21 @@ class BoundCorrection:
     """Returns the server's state after a round.
 
     Args:
-      server_state: The server's state before.
-      total: The sums over all clients of `sums`, `counts`, `num_clients` (the
-        clients in the round) and `num_participants` (those with weight).
+      server_state: The state before the round.
+      total: See above.
       aggregated: The aggregated updates, with the parts that `finish` returned,
         and the shared weights before and after the round, `weights_before` and
         `weights_after`.
       learning_rate: The learning rate of the clients' first step in the round;
         `None` if the optimizer has none.
-
-    Returns:
-      The new state.
     """
     del total, aggregated, learning_rate
     return collections.OrderedDict(server_state)
 
   def metrics(self, server_state: State, total: State) -> State:
-    """Returns the correction's metrics of a round.
+    """Returns scalars by name, the correction's metrics of a round.
 
-    Args:
-      server_state: The server's state after the round.
-      total: See `next_server_state`.
-
-    Returns:
-      Scalars by name.
+    `server_state` is the state after the round.
     """
     del server_state, total
     return collections.OrderedDict()
@@ -286,12 +252,9 @@ class DriftCorrection(abc.ABC):
 def check_shares(
     model: BatchNormModel, weights: SharedWeights, name: str
 ) -> None:
-  """Raises a `ValueError` if clients share no trainable variable.
+  """Raises a `ValueError` that names the correction if nothing is shared.
 
-  Args:
-    model: The model.
-    weights: The shared variables.
-    name: The correction's name.
+  Without a shared trainable variable, there is nothing to correct.
   """
   if not weights.trainable:
     raise ValueError(

@@ -22,13 +22,7 @@ from tff_bn.keras_model.stateless_function import fingerprint
 def warmup_factor(step: tf.Tensor, warmup_steps: int, dtype: Any) -> tf.Tensor:
   """Computes the factor of the learning rate in an optimizer's first steps.
 
-  Args:
-    step: An integer scalar, the number of steps made before.
-    warmup_steps: The number of steps over which the factor rises to 1.
-    dtype: The factor's dtype.
-
-  Returns:
-    min(1, (step + 1) / warmup_steps), a scalar.
+  Returns min(1, (step + 1) / warmup_steps), a scalar, after `step` steps.
   """
   # Integer arithmetic, because float32 cannot represent large step numbers.
   made = tf.minimum(step + 1, warmup_steps)
@@ -68,18 +62,11 @@ def output_and_loss(
 ) -> tuple[Any, tf.Tensor]:
   """Computes a model's output in training mode and its loss.
 
-  Args:
-    keras_model: The model.
-    loss_fn: The loss, the mean over the batch.
-    x: The model's input.
-    y: The labels.
-
-  Returns:
-    The output, in float32 if the model computes in 16 bits, and the loss
-    including the losses of the model's layers (regularization).
+  The output is in float32 if the model computes in 16 bits. The loss, a scalar,
+  includes the losses of the model's layers (regularization).
 
   Raises:
-    ValueError: If `loss_fn` does not average.
+    ValueError: If `loss_fn` does not average over the batch.
   """
   output = mixed_precision.to_float32(keras_model(x, training=True))
   loss = loss_fn(y, output)
@@ -109,13 +96,7 @@ def dense_gradients(
 
 
 class LocalStep:
-  """The optimizer, the metrics and the random seeds of local training.
-
-  Attributes:
-    config: The settings of local training.
-    correction: The correction of the clients' drift; `None`: none.
-    metrics: The Keras metrics.
-  """
+  """The optimizer, the metrics and the random seeds of local training."""
 
   def __init__(
       self,
@@ -123,13 +104,6 @@ class LocalStep:
       config: LocalTrainingConfig,
       correction: Optional[BoundCorrection] = None,
   ):
-    """Initializes the step.
-
-    Args:
-      model: The model.
-      config: The settings of local training.
-      correction: The correction of the clients' drift. Default: none.
-    """
     self.config = config
     self.correction = correction
     trainable = model.keras_model.trainable_weights
@@ -198,14 +172,9 @@ class LocalStep:
   def first_learning_rate(
       self, hparams: Any, round_num: tf.Tensor
   ) -> Optional[tf.Tensor]:
-    """Computes the learning rate of the first step of a round.
+    """Returns the learning rate of the first step of a round.
 
-    Args:
-      hparams: The optimizer's hyperparameters at the start of training.
-      round_num: int32 scalar, the number of finished rounds.
-
-    Returns:
-      A scalar; `None` if the optimizer has no learning rate.
+    See `set_learning_rate`. `None` if the optimizer has no learning rate.
     """
     if optimizers.LEARNING_RATE not in hparams:
       return None
@@ -246,16 +215,10 @@ class LocalStep:
       gradients: tuple[tf.Tensor, ...],
       num_steps: tf.Tensor,
   ) -> tuple[Any, tuple[tf.Tensor, ...]]:
-    """Makes one step of the optimizer.
+    """Makes one step of the optimizer; returns its new state and new weights.
 
-    Args:
-      optimizer_state: The optimizer's state.
-      weights: The trainable weights.
-      gradients: Their gradients, before clipping and weight decay.
-      num_steps: int64 scalar, the number of steps made before.
-
-    Returns:
-      The new state and the new weights.
+    `gradients` are not yet clipped and have no weight decay. `num_steps` is the
+    number of steps made before, an int64 scalar.
     """
     config = self.config
     optimizer = config.client_optimizer
@@ -270,54 +233,32 @@ class LocalStep:
           for g, w in zip(gradients, weights)
       )
     hparams = collections.OrderedDict(optimizer.get_hparams(optimizer_state))
+    step_hparams = collections.OrderedDict(hparams)
     if config.client_warmup_steps:
-      step_hparams = collections.OrderedDict(hparams)
       step_hparams[optimizers.LEARNING_RATE] = self._step_learning_rate(
           hparams[optimizers.LEARNING_RATE], num_steps
       )
-    else:
-      step_hparams = hparams
+      optimizer_state = self.set_hparams(optimizer_state, step_hparams)
     if self.correction is not None:
       gradients = self.correction.correct(
           gradients, step_hparams.get(optimizers.LEARNING_RATE)
       )
-    if step_hparams is hparams:
-      return optimizer.next(optimizer_state, weights, gradients)
-    new_state, new_weights = optimizer.next(
-        self.set_hparams(optimizer_state, step_hparams), weights, gradients
-    )
-    return self.set_hparams(new_state, hparams), new_weights
+    new_state, new_weights = optimizer.next(optimizer_state, weights, gradients)
+    if config.client_warmup_steps:
+      new_state = self.set_hparams(new_state, hparams)
+    return new_state, new_weights
 
-  def seed(self, batch: Any, round_num: tf.Tensor) -> tf.Tensor:
-    """Computes the seed of a client's random layers.
+  def seed(self, salt: tf.Tensor, round_num: tf.Tensor) -> tf.Tensor:
+    """Computes the seed of a client's random layers in a round.
 
     Args:
-      batch: The client's first batch; it makes the seeds of clients differ.
+      salt: int64 scalar, the `fingerprint` of the client's first batch; it
+        makes the seeds of clients differ.
       round_num: int32 scalar, the number of finished rounds.
 
     Returns:
       An int64 vector of 2 elements.
     """
-    return self._seed(fingerprint(batch), round_num)
-
-  def seed_of(
-      self, dataset: tf.data.Dataset, round_num: tf.Tensor
-  ) -> tf.Tensor:
-    """Computes the seed as `seed` does, also for an empty dataset.
-
-    Args:
-      dataset: The client's dataset.
-      round_num: See `seed`.
-
-    Returns:
-      An int64 vector of 2 elements.
-    """
-    salt = dataset.take(1).reduce(
-        tf.zeros([], tf.int64), lambda _, batch: fingerprint(batch)
-    )
-    return self._seed(salt, round_num)
-
-  def _seed(self, salt: tf.Tensor, round_num: tf.Tensor) -> tf.Tensor:
     return tf.stack(
         [
             tf.constant(self.config.seed, tf.int64) * 1_000_003
@@ -326,22 +267,25 @@ class LocalStep:
         ]
     )
 
+  def seed_of(
+      self, dataset: tf.data.Dataset, round_num: tf.Tensor
+  ) -> tf.Tensor:
+    """Computes the `seed` of a client's dataset, which can be empty."""
+    salt = dataset.take(1).reduce(
+        tf.zeros([], tf.int64), lambda _, batch: fingerprint(batch)
+    )
+    return self.seed(salt, round_num)
+
   def finalize_metrics(
       self,
       loss_sum: tf.Tensor,
       metric_sums: list[list[tf.Tensor]],
       num_examples: tf.Tensor,
   ) -> collections.OrderedDict[str, tf.Tensor]:
-    """Turns sums over clients into metrics.
+    """Turns sums over clients of `LocalResult`'s entries into metrics.
 
-    Args:
-      loss_sum: Sum of the clients' `loss_sum`.
-      metric_sums: Sums of the clients' accumulators.
-      num_examples: Sum of the clients' `num_examples`.
-
-    Returns:
-      `loss` (mean over the examples; NaN without examples), one entry for each
-      result of the Keras metrics, and `num_examples`.
+    Returns `loss` (the mean over the examples; NaN without examples), one entry
+    for each result of the Keras metrics, and `num_examples`.
     """
     result = collections.OrderedDict(
         loss=loss_sum / tf.cast(num_examples, loss_sum.dtype)

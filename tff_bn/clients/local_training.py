@@ -220,9 +220,6 @@ class LocalTraining(LocalStep):
       round_num: int32 scalar, the number of finished rounds.
       correction_values: The values of the correction's `variables`.
       num_steps: The number of steps that the optimizer has made before.
-
-    Returns:
-      The result.
     """
     seed = None
     if self._train.is_random or self._unit_shuffle is not None:
@@ -261,16 +258,7 @@ class LocalTrainingWork(client_work.ClientWork):
       batch_norm_call: TrainingCall = fused_batch_norm.training,
       collecting: Sequence[tf.Variable] = (),
   ):
-    """Traces local training.
-
-    Args:
-      model: The model.
-      config: The settings of local training.
-      weights: The shared variables.
-      correction: The correction of the clients' drift; `None`: none.
-      batch_norm_call: See `LocalTraining`.
-      collecting: See `LocalTraining`.
-    """
+    """Traces local training; see `LocalTraining` for the arguments."""
     training = LocalTraining(
         model,
         config,
@@ -293,18 +281,10 @@ class LocalTrainingWork(client_work.ClientWork):
       optimizer_state: Optional[Any] = None,
       num_steps: Any = 0,
   ) -> collections.OrderedDict[str, Any]:
-    """Trains one client, inside a `tff.tensorflow.computation`.
+    """Trains one client and returns its `report`.
 
-    Args:
-      state: See `start`.
-      shared: See `start`.
-      client_state: See `start`.
-      dataset: The client's dataset.
-      optimizer_state: See `start`.
-      num_steps: The number of steps that the optimizer has made before.
-
-    Returns:
-      See `report`.
+    For use in a `tff.tensorflow.computation`; see `start` for the arguments and
+    `LocalTraining.train` for `num_steps`.
     """
     start = self.start(state, shared, client_state, optimizer_state)
     round_num = state['round_num']
@@ -329,13 +309,8 @@ class LocalTrainingWork(client_work.ClientWork):
   ) -> Optional[Any]:
     """Computes what the client reports besides its training, before it trains.
 
-    Args:
-      values: The values of all variables, in the order of `model.variables`.
-      dataset: The client's dataset.
-      round_num: int32 scalar, the number of finished rounds.
-
-    Returns:
-      The `collected` of the result; `None`: what the training collects.
+    The arguments are those of `LocalTraining.train`. Returns the `collected` of
+    the result; `None`: what the training collects.
     """
     del values, dataset, round_num
     return None

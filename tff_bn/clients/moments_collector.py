@@ -1,27 +1,25 @@
-"""Collects the moments of batch normalization layers in local training."""
+"""Collects the moments of the inputs of batch normalization layers."""
 
-from collections.abc import Sequence
-from typing import Optional, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
 
 import keras
 import tensorflow as tf
 
+from tff_bn.common import numerics
 from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model import fused_batch_norm
+from tff_bn.keras_model import mixed_precision
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.stateless_function import StatelessFunction
 from tff_bn.layers import batch_moments
+from tff_bn.layers.batch_moments import Moments
 
-
-class CorrectGradient(Protocol):
-  """Returns a layer's input, through which another gradient flows back."""
-
-  def __call__(  # noqa: D102
-      self,
-      layer: keras.layers.Layer,
-      inputs: tf.Tensor,
-      mask: Optional[tf.Tensor],
-      count: tf.Tensor,
-  ) -> tf.Tensor:
-    ...
+# Returns a layer's input, through which another gradient flows back, from the
+# layer, its input, its mask or `None`, and the number of values of a channel.
+CorrectGradient = Callable[
+    [keras.layers.Layer, tf.Tensor, Optional[tf.Tensor], tf.Tensor], tf.Tensor
+]
 
 
 class MomentsCollector:
@@ -44,12 +42,8 @@ class MomentsCollector:
   ):
     """Creates the variables.
 
-    Args:
-      moving_means: The running means of the trainable layers.
-      correct_gradient: Changes the gradient of a layer's input. Its `count` is
-        the number of values of each channel. Default: no change.
-      normalize: Computes the output of a layer. Default: with its running
-        statistics.
+    `moving_means` are the running means of the trainable layers, and
+    `normalize` computes the output of a layer.
     """
     self._normalize = normalize
     self._correct_gradient = correct_gradient
@@ -69,9 +63,8 @@ class MomentsCollector:
       mask: Optional[tf.Tensor],
   ) -> tf.Tensor:
     """Collects the moments of a layer's inputs and computes its output."""
-    variables = self._select(
-        self.variables, self._positions[id(layer.moving_mean)]
-    )
+    position = self._positions[id(layer.moving_mean)]
+    variables = self.variables[3 * position : 3 * position + 3]
     if fused_batch_norm.applies(layer, inputs, mask):
       seen = fused_batch_norm.moments(inputs)
     else:
@@ -82,8 +75,8 @@ class MomentsCollector:
           ' differs between channels, so they have different numbers of values.'
       )
     merged = batch_moments.merge_moments(
-        batch_moments.Moments(*map(tf.convert_to_tensor, variables)),
-        batch_moments.Moments(*(tf.cast(x, variables[0].dtype) for x in seen)),
+        Moments(*map(tf.convert_to_tensor, variables)),
+        Moments(*(tf.cast(x, variables[0].dtype) for x in seen)),
     )
     for variable, value in zip(variables, merged):
       variable.assign(value)
@@ -91,16 +84,99 @@ class MomentsCollector:
       inputs = self._correct_gradient(layer, inputs, mask, seen.count)
     return self._normalize(layer, inputs, mask)
 
-  def _select(self, values: Sequence, position: int) -> Sequence:
-    return values[3 * position : 3 * position + 3]
-
-  def moments(
-      self, layer: int, values: Sequence[tf.Tensor]
-  ) -> batch_moments.Moments:
+  def moments(self, layer: int, values: Sequence[tf.Tensor]) -> Moments:
     """Returns the moments that a layer collected.
 
     Args:
       layer: The layer's position in `moving_means`.
       values: The values of `variables`.
     """
-    return batch_moments.Moments(*self._select(values, layer))
+    return Moments(*values[3 * layer : 3 * layer + 3])
+
+
+class StatisticsPass:
+  """Computes the moments of the inputs of batch normalization layers.
+
+  The model runs in training mode, without gradients. Its variables keep their
+  values.
+  """
+
+  def __init__(
+      self,
+      model: BatchNormModel,
+      moving_means: Sequence[keras.Variable],
+      *,
+      jit_compile: bool = False,
+      normalize: batch_norm_calls.TrainingCall = fused_batch_norm.training,
+  ):
+    """Traces the pass.
+
+    `moving_means` are the running means of the trainable batch normalization
+    layers, whose moments are computed. `normalize` computes the output of a
+    layer; by default as in training.
+    """
+    self._keras_model = model.keras_model
+    self._skips_overflow = mixed_precision.computes_in_float16(
+        model.keras_model
+    )
+    self._num_layers = len(moving_means)
+    self._collector = MomentsCollector(moving_means, normalize=normalize)
+    self._make_step = (
+        tf.function(self._step, jit_compile=True) if jit_compile else self._step
+    )
+    with batch_norm_calls.replaced(model.keras_model, self._collector):
+      self._function = StatelessFunction(
+          self._loop,
+          model.keras_model.weights,
+          tf.data.DatasetSpec(model.input_spec),
+      )
+
+  @property
+  def is_random(self) -> bool:
+    """Whether the model draws random numbers, so that a seed is needed."""
+    return self._function.is_random
+
+  @tf.autograph.experimental.do_not_convert
+  def _step(self, x: Any) -> None:
+    """Adds the values of a batch."""
+    variables = self._collector.variables
+    before = [tf.identity(variable) for variable in variables]
+    self._keras_model(x, training=True)
+    if not self._skips_overflow:
+      return
+    # Local training skips a batch where float16 overflows, too.
+    after = [tf.identity(variable) for variable in variables]
+    is_finite = numerics.all_finite(after)
+    for variable, value in zip(
+        variables, numerics.where(is_finite, after, before)
+    ):
+      variable.assign(value)
+
+  def _loop(self, dataset: tf.data.Dataset) -> list[tf.Tensor]:
+    """Returns the values of the collector's variables."""
+    # As in `LocalTraining`.
+    for x, y in iter(dataset):
+      if tf.shape(tf.nest.flatten(y)[0])[0] > 0:
+        self._make_step(x)
+    return [tf.identity(variable) for variable in self._collector.variables]
+
+  def run(
+      self,
+      values: Sequence[tf.Tensor],
+      dataset: tf.data.Dataset,
+      seed: Optional[tf.Tensor] = None,
+  ) -> list[Moments]:
+    """Computes the moments of each layer's inputs over all batches.
+
+    For use in a `tff.tensorflow.computation`.
+
+    Args:
+      values: The values of all variables, in the order of `model.variables`.
+      dataset: The batches. Empty batches are skipped.
+      seed: An int64 vector of 2 elements, needed if `is_random`.
+    """
+    found = self._function(values, dataset, seed=seed)
+    return [
+        self._collector.moments(layer, found)
+        for layer in range(self._num_layers)
+    ]

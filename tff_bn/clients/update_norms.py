@@ -25,7 +25,7 @@ def norms(
     exchanged: tf.Tensor,
     counts: tf.Tensor,
 ) -> collections.OrderedDict[str, tf.Tensor]:
-  """Computes the Euclidean norms of a client's update.
+  """Computes the Euclidean norms of a client's update, float32 scalars.
 
   Args:
     update: The client's update, see `tff_bn.aggregators.ModelUpdateFactory`.
@@ -37,8 +37,7 @@ def norms(
 
   Returns:
     The norms of the changes of the trainable variables, of the changes of the
-    running statistics, and of the exchanged values: float32 scalars, NaN if the
-    client has no weight.
+    running statistics, and of the exchanged values; NaN without weight.
   """
   changes = []
   for layer, (mean, variance) in zip(
@@ -91,12 +90,12 @@ def compare(client_norms: tff.Value) -> tff.Value:
   def concatenate(a, b):
     return tf.concat([a, b], axis=0)
 
-  @tff.tensorflow.computation(matrix_type)
-  def report(rows):
-    return _largest_ratio(rows)
-
   return tff.federated_aggregate(
-      client_norms, no_norms(), append, concatenate, report
+      client_norms,
+      no_norms(),
+      append,
+      concatenate,
+      tff.tensorflow.computation(_largest_ratio, matrix_type),
   )
 
 

@@ -45,13 +45,7 @@ class Kernels:
       inputs: tf.Tensor,
       mask: Optional[tf.Tensor],
   ):
-    """Prepares the computations.
-
-    Args:
-      layer: The layer.
-      inputs: Its input.
-      mask: A mask of the values to include; `None` includes all.
-    """
+    """Prepares the computations for an input and a mask of its values."""
     self.epsilon = layer.epsilon
     self._mask = None
     self._is_fused = fused_batch_norm.applies(layer, inputs, mask)

@@ -91,12 +91,9 @@ class DataFlow:
       variables: Sequence[stateless_function.Variable],
       requests: Sequence[Request],
   ):
-    """Analyzes a graph.
+    """Analyzes a graph with questions in the order in which they are asked.
 
-    Args:
-      function: The traced function.
-      variables: The variables whose values the caller gives.
-      requests: The questions, in the order in which they are asked.
+    The caller gives the values of `variables`.
     """
     graph = function.graph
     graph_def = graph.as_graph_def()
@@ -348,13 +345,9 @@ class DataFlow:
     return self.spec(name).dtype not in (tf.resource, tf.variant)
 
   def needed_requests(self, outputs: Iterable[str]) -> Mapping[Request, int]:
-    """Finds the questions whose answers some tensors depend on.
+    """Returns the questions whose answers tensors depend on, as asked.
 
-    Args:
-      outputs: The names of the tensors.
-
-    Returns:
-      The level of the answer for each question, in the order of asking.
+    The values are the levels of the answers.
     """
     needed = set()
     seen = set()

@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
 import operator
 from typing import Any
 
@@ -106,29 +107,24 @@ def in_order(
   return [next(iterators[question.kind.name]) for question in questions]
 
 
-class Exchange:
-  """Combines the clients' values into answers.
+@functools.lru_cache(maxsize=64)
+def _pool(moments_type: tff.Type) -> tff.templates.AggregationProcess:
+  """Builds an aggregator once for all layers with equally many channels."""
+  return moments_factories.PooledMomentsFactory().create(moments_type)
 
-  Attributes:
-    answers_type: The type of the answers, which is the type of a message's
-      `sent`.
+
+def combine(sent: tff.Value) -> tff.Value:
+  """Combines clients' values into answers at the server, for use in TFF code.
+
+  The type of the answers is the type of a message's `sent`.
   """
-
-  def __init__(self, sent_type: tff.Type):
-    self.answers_type = sent_type
-    self._pools = {
-        kind: moments_factories.PooledMomentsFactory().create(part_type)
-        for kind, part_type in tff.structure.iter_elements(sent_type)
-        if kind == Answer.POOLED_MOMENTS.name
-    }
-
-  def __call__(self, sent: tff.Value) -> tff.Value:
-    """Maps values at CLIENTS to answers at SERVER, for use in TFF code."""
-    answers = collections.OrderedDict()
-    for kind, _ in tff.structure.iter_elements(self.answers_type):
-      if kind in self._pools:
-        pool = self._pools[kind]
-        answers[kind] = pool.next(pool.initialize(), sent[kind]).result
-      else:
-        answers[kind] = tff.federated_sum(sent[kind])
-    return tff.federated_zip(answers)
+  answers = collections.OrderedDict()
+  for kind, part_type in tff.structure.iter_elements(
+      sent.type_signature.member
+  ):
+    if kind == Answer.POOLED_MOMENTS.name:
+      pool = _pool(part_type)
+      answers[kind] = pool.next(pool.initialize(), sent[kind]).result
+    else:
+      answers[kind] = tff.federated_sum(sent[kind])
+  return tff.federated_zip(answers)

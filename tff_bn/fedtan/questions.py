@@ -12,10 +12,8 @@ Kind = TypeVar('Kind')
 class Question(Generic[Kind]):
   """A question at the end of a stage.
 
-  Attributes:
-    kind: The first argument of `Ask`.
-    value: The `tf.TensorSpec`s of the values to send, a nested structure. The
-      answer has the same structure and types.
+  `value` has the `tf.TensorSpec`s of the values to send, a nested structure.
+  The answer has the same structure and types.
   """
 
   kind: Kind
@@ -23,12 +21,7 @@ class Question(Generic[Kind]):
 
 
 class Asked(NamedTuple):
-  """The values that a stage sends for one question.
-
-  Attributes:
-    value: A nested structure of tensors.
-    sound: A bool scalar, whether the values may be used.
-  """
+  """The values to send for a question, and whether they may be used."""
 
   value: Any
   sound: tf.Tensor

@@ -37,13 +37,9 @@ class Stage:
   def __call__(
       self, given: Mapping[str, tf.Tensor]
   ) -> tuple[list[tf.Tensor], dict[int, list[tf.Tensor]]]:
-    """Computes the stage.
+    """Computes `results`, and the tensors for each later stage.
 
-    Args:
-      given: The tensors of `sources` and `carried`, by name.
-
-    Returns:
-      The tensors of `results`, and the tensors for each later stage.
+    `given` has the tensors of `sources` and `carried`, by name.
     """
     tensors = {name: given[name] for name in (*self.carried, *self.sources)}
     wanted = [name for name in self.specs if name not in tensors]
@@ -87,9 +83,6 @@ def cut_stage(
     results: The names of the tensors to send or return.
     carried_on: The names of the tensors that each later stage needs.
     jit_compile: Whether XLA compiles the stage, if possible.
-
-  Returns:
-    The stage.
 
   Raises:
     ValueError: If the stage would have to repeat an operation that may give

@@ -177,9 +177,6 @@ class StagedFunction(Generic[Kind]):
       *args: The arguments, of the traced types.
       seed: An int64 vector of 2 elements that determines all random draws.
         Needed if `is_random`.
-
-    Returns:
-      The output of the stage.
     """
     flat_args = tf.nest.flatten(args)
     given = {}
@@ -209,9 +206,6 @@ class StagedFunction(Generic[Kind]):
       answers: The answers to `questions[number - 1]`.
       carried: The tensors that each of `sources_of(number)` returned for this
         stage.
-
-    Returns:
-      The output of the stage.
     """
     stage = self._stages[number]
     given = {}

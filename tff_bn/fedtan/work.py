@@ -21,6 +21,7 @@ from tff_bn.fedtan import staged_function
 from tff_bn.fedtan.synchronized_batch_norm import Answer
 from tff_bn.fedtan.synchronized_batch_norm import SynchronizedBatchNorm
 from tff_bn.keras_model import batch_norm_calls
+from tff_bn.keras_model import stateless_function
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.shared_weights import SharedWeights
@@ -29,14 +30,9 @@ from tff_bn.keras_model.shared_weights import SharedWeights
 class _FirstStep(NamedTuple):
   """The result of the synchronized step, all tensors.
 
-  Attributes:
-    gradients: The gradients of the trainable variables.
-    others: The values of the variables after the step that are neither
-      trainable nor constant.
-    loss: The loss of the batch, a float scalar.
-    metric_sums: The accumulators of each Keras metric.
-    num_examples: The number of examples, an int64 scalar.
-    exchanged: The norm of the exchanged moments, a float32 scalar.
+  `others` are the values after it of the variables that are neither trainable
+  nor constant, `metric_sums` the accumulators of each Keras metric, and
+  `exchanged` is the norm of the exchanged moments, a float32 scalar.
   """
 
   gradients: tuple[tf.Tensor, ...]
@@ -62,13 +58,7 @@ class FedTanWork(client_work.ClientWork):
   ):
     """Traces the first step and the ordinary ones.
 
-    Args:
-      model: The model.
-      config: The settings of local training.
-      weights: The shared variables.
-      correction: The correction of the clients' drift; `None`: none.
-      fused_moments: See `SynchronizedBatchNorm`.
-      synchronize_backward: See `SynchronizedBatchNorm`.
+    See `SynchronizedBatchNorm` for the last two arguments.
     """
     training = (
         LocalStep(model, config, correction)
@@ -146,7 +136,11 @@ class FedTanWork(client_work.ClientWork):
       seed = None
       if first_step.is_random:
         # Inverted, because the ordinary steps use the same seed.
-        seed = tf.bitwise.invert(self._training.seed(batch, state['round_num']))
+        seed = tf.bitwise.invert(
+            self._training.seed(
+                stateless_function.fingerprint(batch), state['round_num']
+            )
+        )
       return exchange.message(
           first_step.questions[0],
           *first_step.start(
@@ -159,13 +153,10 @@ class FedTanWork(client_work.ClientWork):
       )
 
     computations = [start]
-    exchanges = []
     last = first_step.num_stages - 1
     targets = [first_step.targets_of(number) for number in range(last)]
     for number in range(1, last + 1):
-      exchanges.append(
-          exchange.Exchange(computations[-1].type_signature.result['sent'])
-      )
+      answers_type = computations[-1].type_signature.result['sent']
       carried_types = [
           exchange.unpack(
               targets[source], computations[source].type_signature.result
@@ -173,7 +164,7 @@ class FedTanWork(client_work.ClientWork):
           for source in first_step.sources_of(number)
       ]
       computations.append(
-          self._build_stage(number, exchanges[-1].answers_type, carried_types)
+          self._build_stage(number, answers_type, carried_types)
       )
 
     def update_clients(state, weights, data):
@@ -183,9 +174,8 @@ class FedTanWork(client_work.ClientWork):
         carried.append(
             exchange.unpack(targets[number - 1], result, exchange.select)
         )
-        answers = exchanges[number - 1](result['sent'])
         arguments = [
-            tff.federated_broadcast(answers),
+            tff.federated_broadcast(exchange.combine(result['sent'])),
             result['takes_part'],
             *(carried[s][number] for s in first_step.sources_of(number)),
         ]
@@ -268,14 +258,10 @@ class FedTanWork(client_work.ClientWork):
     values = self._weights.select(found, values, before)
     loss_sum = first.loss * tf.cast(first.num_examples, first.loss.dtype)
     loss_sum = tf.cast(loss_sum, trainable[0].dtype)
-    result = LocalResult(
-        values,
-        first.num_examples,
-        numerics.where_or_zero(found, loss_sum),
-        numerics.where_or_zero(found, first.metric_sums),
-        optimizer_state,
-        tf.ones([], tf.int64),
-    )
+    num_examples = first.num_examples
+    num_steps = tf.ones([], tf.int64)
+    loss_sum = numerics.where_or_zero(found, loss_sum)
+    metric_sums = numerics.where_or_zero(found, first.metric_sums)
     if isinstance(training, LocalTraining):
       rest = training.train(
           values,
@@ -283,37 +269,29 @@ class FedTanWork(client_work.ClientWork):
           optimizer_state,
           state['round_num'],
           start.correction,
-          result.num_steps,
+          num_steps,
       )
+      values, optimizer_state = rest.values, rest.optimizer_state
+      num_steps = rest.num_steps
       num_examples, loss_sum, metric_sums = tf.nest.map_structure(
           tf.add,
-          (result.num_examples, result.loss_sum, result.metric_sums),
+          (num_examples, loss_sum, metric_sums),
           (rest.num_examples, rest.loss_sum, rest.metric_sums),
       )
-      result = LocalResult(
-          rest.values,
-          num_examples,
-          loss_sum,
-          metric_sums,
-          rest.optimizer_state,
-          rest.num_steps,
-      )
+    result = LocalResult(
+        values, num_examples, loss_sum, metric_sums, optimizer_state, num_steps
+    )
     # A client without data has no first step that could fail.
     sound = tf.logical_or(takes_part, tf.logical_not(found))
     return self.report(start, result, sound=sound, exchanged=first.exchanged)
 
 
 def _first_batch(dataset: tf.data.Dataset, spec: Any) -> tuple[Any, tf.Tensor]:
-  """Returns the first batch and its number of examples.
+  """Returns the first batch of a type, and its number of examples (int64).
 
-  Args:
-    dataset: A client's dataset.
-    spec: The type of its batches.
-
-  Returns:
-    The batch and its size, an int64 scalar. If there is no batch, or the first
-    one is empty, the size is 0 and the batch is one example of zeros, because
-    the kernels of convolutions cannot compute an empty batch.
+  If there is no batch, or the first one is empty, the number is 0 and the batch
+  is one example of zeros, because the kernels of convolutions cannot compute an
+  empty batch.
   """
   example = tf.nest.map_structure(
       lambda s: tf.zeros([dimension or 1 for dimension in s.shape], s.dtype),

@@ -1,16 +1,22 @@
 """Tests of the pass that computes the moments of layers' inputs."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import toy_problem
 
-from tff_bn.clients.statistics_pass import StatisticsPass
+from tff_bn.clients.moments_collector import StatisticsPass
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model.partition import Role
 
 
-def _model(toy, policy=None):
+@functools.cache
+def _model(policy=None):
+  toy = toy_problem.Toy('float32', (5, 5, 2))
+
   def keras_model_fn():
     previous = keras.config.dtype_policy()
     if policy is not None:
@@ -34,8 +40,9 @@ def _model(toy, policy=None):
   return toy.model_for('build_hbn', keras_model_fn)
 
 
-def _run(model, dataset, seed=(1, 2), **kwargs):
-  """Returns the moments of both layers as arrays."""
+@functools.cache
+def _pass(policy=None, **kwargs):
+  model = _model(policy)
   moving_means = [
       keras_variable
       for info, keras_variable in zip(
@@ -45,6 +52,12 @@ def _run(model, dataset, seed=(1, 2), **kwargs):
   ]
   statistics_pass = StatisticsPass(model, moving_means, **kwargs)
   assert statistics_pass.is_random
+  return statistics_pass
+
+
+def _run(dataset, seed=(1, 2), policy=None, **kwargs):
+  """Returns the moments of both layers as arrays."""
+  model, statistics_pass = _model(policy), _pass(policy, **kwargs)
   values = [
       tf.constant(v) for v in model.from_model_weights(model.initial_weights)
   ]
@@ -68,14 +81,12 @@ def _assert_close(found, expected, tolerance=1e-5):
 
 @pytest.mark.parametrize('jit_compile', [False, True])
 def test_moments_of_all_batches(toy_images, jit_compile):
-  model = _model(toy_images)
   dataset = toy_images.dataset(20, 1)
   empty = dataset.take(1).map(lambda x, y: (x[:0], y[:0]))
-  first, second = _run(
-      model, dataset.concatenate(empty), jit_compile=jit_compile
-  )
+  options = dict(jit_compile=True) if jit_compile else {}
+  first, second = _run(dataset.concatenate(empty), **options)
   x = toy_images.arrays(20, 1)[0]
-  inputs = model.keras_model.layers[0](x).numpy().astype(np.float64)
+  inputs = _model().keras_model.layers[0](x).numpy().astype(np.float64)
   _assert_close(
       [first],
       [(20 * 25, inputs.mean((0, 1, 2)), inputs.var((0, 1, 2)))],
@@ -84,12 +95,12 @@ def test_moments_of_all_batches(toy_images, jit_compile):
 
 
 def test_seed_and_normalization_matter_for_deeper_layers(toy_images):
-  model, dataset = _model(toy_images), toy_images.dataset(20, 1)
+  dataset = toy_images.dataset(20, 1)
   runs = [
-      _run(model, dataset),
-      _run(model, dataset),
-      _run(model, dataset, seed=(1, 3)),
-      _run(model, dataset, normalize=fused_batch_norm.by_batch),
+      _run(dataset),
+      _run(dataset),
+      _run(dataset, seed=(1, 3)),
+      _run(dataset, normalize=fused_batch_norm.by_batch),
   ]
   for run in runs[1:]:
     _assert_close(run[:1], runs[0][:1], 0)
@@ -99,8 +110,7 @@ def test_seed_and_normalization_matter_for_deeper_layers(toy_images):
 
 
 def test_without_data(toy_images):
-  model, dataset = _model(toy_images), toy_images.dataset(20, 1)
-  for layer in _run(model, dataset.take(0)):
+  for layer in _run(toy_images.dataset(20, 1).take(0)):
     for value in layer:
       np.testing.assert_array_equal(value, np.zeros_like(value))
 
@@ -109,20 +119,20 @@ def test_values_that_are_not_finite_are_seen(toy_images):
   x, y = toy_images.arrays(20, 1)
   x[11] = np.nan
   dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
-  for layer in _run(_model(toy_images), dataset):
+  for layer in _run(dataset):
     assert np.isnan(layer.mean).all()
 
 
 def test_batches_where_float16_overflows_are_skipped(toy_images):
-  model = _model(toy_images, 'mixed_float16')
+  policy = 'mixed_float16'
   x, y = toy_images.arrays(24, 1)
-  kept = tf.data.Dataset.from_tensor_slices((x[:16], y[:16])).batch(8)
   x[9] = 1e5
   dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
-  found = _run(model, dataset)
+  found = _run(dataset, policy=policy)
   assert [layer.count for layer in found] == [16 * 25, 16 * 9]
   inputs = (
-      model.keras_model.layers[0](np.concatenate([x[:8], x[16:]]))
+      _model(policy)
+      .keras_model.layers[0](np.concatenate([x[:8], x[16:]]))
       .numpy()
       .astype(np.float64)
   )
@@ -130,4 +140,3 @@ def test_batches_where_float16_overflows_are_skipped(toy_images):
       found[0].variance, inputs.var((0, 1, 2)), rtol=1e-3
   )
   assert np.isfinite(found[1].variance).all()
-  assert [layer.count for layer in _run(model, kept)] == [16 * 25, 16 * 9]
