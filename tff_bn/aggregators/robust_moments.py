@@ -1,9 +1,9 @@
 """Aggregation of moments by a robust rule, for `moments_factories`."""
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import math
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +14,7 @@ from tff_bn.aggregators import gathering
 from tff_bn.aggregators import order_statistics
 from tff_bn.aggregators import robust_rule
 from tff_bn.aggregators import vector_layout
+from tff_bn.common import checks
 from tff_bn.layers.batch_moments import Moments
 
 # Counts are clipped at this multiple of their median.
@@ -22,6 +23,25 @@ _LARGEST_COUNT = 10.0
 # Computes a layer's variance from its position, the count, and the aggregated
 # variances within and between the clients.
 VarianceFn = Callable[[int, tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
+
+
+def statistics_rule(
+    algorithm: str, options: Mapping[str, Any]
+) -> Optional[robust_rule.Rule]:
+  """Returns `statistics_aggregator`, which must be a rule for some algorithms.
+
+  Raises:
+    TypeError: If it is neither a `Rule` nor `None`.
+  """
+  rule = options.get('statistics_aggregator')
+  checks.check_type(
+      f'statistics_aggregator of {algorithm}',
+      rule,
+      (robust_rule.Rule, type(None)),
+      'be a tff_bn.aggregators.Rule, such as'
+      ' tff_bn.aggregators.CoordinateMedian()',
+  )
+  return rule
 
 
 def create(

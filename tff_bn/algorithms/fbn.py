@@ -15,6 +15,7 @@ import tensorflow_federated as tff
 from typing_extensions import Unpack
 
 from tff_bn.aggregators import moments_factories
+from tff_bn.aggregators import robust_moments
 from tff_bn.catalog import algorithms
 from tff_bn.clients import backward_statistics
 from tff_bn.clients.client_work import Moves
@@ -152,7 +153,7 @@ def build_fbn(
   layers = requirements.trained_batch_norm_layers('FBN', model)
   _check_classes(model, layers)
   momentum = [layer.momentum for layer in layers]
-  rule = requirements.statistics_rule('FBN', options)
+  rule = robust_moments.statistics_rule('FBN', options)
   options['statistics_aggregator'] = moments_factories.FbnMomentsFactory(
       momentum, rule, pooled=pooled, unbiased=False
   )

@@ -15,6 +15,7 @@ import tensorflow_federated as tff
 from typing_extensions import Unpack
 
 from tff_bn.aggregators import moments_factories
+from tff_bn.aggregators import robust_moments
 from tff_bn.catalog import algorithms
 from tff_bn.clients.client_work import ClientWork
 from tff_bn.clients.client_work import Moves
@@ -128,7 +129,7 @@ def build_hbn(
   layers = requirements.trained_batch_norm_layers('HBN', model)
   _check_classes(model, layers)
   algorithms.HBN_STATISTICS_RATE.check(statistics_rate)
-  rule = requirements.statistics_rule('HBN', options)
+  rule = robust_moments.statistics_rule('HBN', options)
   factory = moments_factories.PooledMomentsFactory(rule)
   options['statistics_aggregator'] = factory
   return averaging.build_partitioned(

@@ -8,7 +8,6 @@ import keras
 import tensorflow_federated as tff
 
 from tff_bn.aggregators import moments_factories
-from tff_bn.aggregators import robust_rule
 from tff_bn.catalog import algorithms
 from tff_bn.common import checks
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -115,25 +114,6 @@ def check_no_shuffles(algorithm: str, options: Mapping[str, Any]) -> None:
       algorithm,
       types.SimpleNamespace(shuffle_times=options.get('shuffle_times')),
   )
-
-
-def statistics_rule(
-    algorithm: str, options: Mapping[str, Any]
-) -> Optional[robust_rule.Rule]:
-  """Returns `statistics_aggregator`, which must be a rule for some algorithms.
-
-  Raises:
-    TypeError: If it is neither a `Rule` nor `None`.
-  """
-  rule = options.get('statistics_aggregator')
-  checks.check_type(
-      f'statistics_aggregator of {algorithm}',
-      rule,
-      (robust_rule.Rule, type(None)),
-      'be a tff_bn.aggregators.Rule, such as'
-      ' tff_bn.aggregators.CoordinateMedian()',
-  )
-  return rule
 
 
 def trained_batch_norm_layers(
