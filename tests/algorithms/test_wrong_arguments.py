@@ -83,7 +83,7 @@ def test_misspelt_argument(name):
         (dict(seed=1.5), TypeError, 'seed must be an integer .* but is 1.5'),
         (dict(seed=2**63), TypeError, 'seed must be an integer of 64 bits'),
     ],
-    ids=lambda value: str(value) if isinstance(value, dict) else '',
+    ids=lambda value: ','.join(value) if isinstance(value, dict) else '',
 )
 def test_options(options, error, message):
   with pytest.raises(error, match=message):
