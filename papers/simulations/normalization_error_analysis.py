@@ -65,7 +65,7 @@ def _define_experiment_flags(
   )
   define(
       'beta',
-      value_types.Number(float, above=0, maximum=1),
+      value_types.POSITIVE_SHARE,
       "Share of a round's statistics in the running statistics",
       0.1,
   )

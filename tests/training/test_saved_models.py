@@ -132,7 +132,7 @@ def test_keras_models_of_clients_are_saved_by_the_same_run(
 def test_unknown_choice_of_clients(choice):
   with pytest.raises(
       ValueError,
-      match=f'save_client_models={choice} .* one of none, sampled, all',
+      match=f'save_client_models={choice!r} .* one of none, sampled, all',
   ):
     dataclasses.replace(_CONFIG, save_client_models=choice)
 

@@ -14,10 +14,10 @@ import tensorflow_federated as tff
 
 from tff_bn.algorithms import fed_avg
 from tff_bn.algorithms import scaffold_short_rounds
+from tff_bn.catalog import value_types
 from tff_bn.clients import drift_correction
 from tff_bn.clients.drift_correction import State
 from tff_bn.clients.drift_correction import Tensors
-from tff_bn.common import checks
 from tff_bn.common import optimizers
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
@@ -107,7 +107,7 @@ class Scaffold(drift_correction.DriftCorrection):
 
   def __post_init__(self):
     if self.num_clients is not None:
-      checks.check_whole_number('num_clients', self.num_clients)
+      value_types.POSITIVE_INTEGER.check('num_clients', self.num_clients)
 
   def round_variants(self) -> drift_correction.RoundVariants:
     """See the base class."""

@@ -21,12 +21,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tff_bn.common import checks
+from tff_bn.catalog import value_types
 from tff_bn.common import progress
 from tff_bn.common import seeding
 from tff_bn.data import splits
 
 RADIUS = 10.0
+_POINTS = value_types.Number(int, minimum=2)
 # The stability constant of PyTorch's layer, which the paper's experiments use.
 EPSILON = 1e-5
 
@@ -67,13 +68,11 @@ class Settings:
   seed: int = 0
 
   def __post_init__(self):
-    least = dict(num_clients=1, points_per_client=2, rounds=1, seed=0)
-    for name, number in least.items():
-      checks.check_whole_number(name, getattr(self, name), number)
-    if not 0 < self.beta <= 1:
-      raise ValueError(
-          f'beta={self.beta} must be greater than 0 and at most 1.'
-      )
+    value_types.POSITIVE_INTEGER.check('num_clients', self.num_clients)
+    _POINTS.check('points_per_client', self.points_per_client)
+    value_types.POSITIVE_INTEGER.check('rounds', self.rounds)
+    value_types.SEED.check('seed', self.seed)
+    value_types.POSITIVE_SHARE.check('beta', self.beta)
 
   @property
   def fixbn_rounds(self) -> int:

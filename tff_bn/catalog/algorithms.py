@@ -320,7 +320,7 @@ FBN_BACKWARD_RESTART = _own_option(
 )
 HBN_STATISTICS_RATE = _own_option(
     'hbn_statistics_rate',
-    value_types.Number(float, above=0, maximum=1),
+    value_types.POSITIVE_SHARE,
     'The rate r at which hbn moves the BN statistics that clients use in'
     ' training: new = (1 - r) * old + r * those of the round. Evaluation uses'
     ' statistics of the evaluated model on all training data',

@@ -453,7 +453,7 @@ DATASET = Option(
 )
 TRAIN_SHARE = Option(
     'train_share',
-    value_types.Number(float, above=0, maximum=1),
+    value_types.POSITIVE_SHARE,
     'Share of the training samples that is used, of each domain if the data has'
     ' domains; drawn at random',
     1.0,

@@ -25,18 +25,6 @@ def is_utf8(text: str) -> bool:
   return True
 
 
-def check_whole_number(name: str, value: Any, least: int = 1) -> None:
-  """Raises a `ValueError` unless an argument is a whole number from `least`."""
-  if (
-      isinstance(value, bool)
-      or not isinstance(value, (int, np.integer))
-      or value < least
-  ):
-    raise ValueError(
-        f'{name}={value!r} must be a whole number, at least {least}.'
-    )
-
-
 def check_integer(name: str, value: Any) -> None:
   """Raises a `TypeError` unless an argument is an integer of 64 bits."""
   if (

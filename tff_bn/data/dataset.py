@@ -11,6 +11,7 @@ from absl import logging
 import numpy as np
 
 from tff_bn.catalog import datasets
+from tff_bn.catalog import value_types
 from tff_bn.common import checks
 from tff_bn.data import arrays
 
@@ -109,7 +110,7 @@ class Dataset:
   def __post_init__(self) -> None:
     checks.check_type('name', self.name, str, 'be the name of the dataset')
     source = _source(self.name)
-    checks.check_whole_number('num_classes', self.num_classes)
+    value_types.POSITIVE_INTEGER.check('num_classes', self.num_classes)
     given = arrays.Arrays(
         *(
             arrays.to_array(source, name, getattr(self, name))

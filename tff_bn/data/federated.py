@@ -213,7 +213,7 @@ class FederatedData:
     The arguments and errors are the same as for `client_dataset`.
     """
     checks.check_integer('seed', seed)
-    checks.check_whole_number('round_num', round_num, 0)
+    value_types.COUNT.check('round_num', round_num)
     value_types.POSITIVE_INTEGER.check('batch_size', batch_size)
     if not client_ids:
       raise ValueError('client_ids is empty; give at least one client.')

@@ -8,6 +8,7 @@ import dataclasses
 
 import numpy as np
 
+from tff_bn.catalog import value_types
 from tff_bn.common import checks
 from tff_bn.data import federated
 
@@ -30,7 +31,7 @@ def flip_labels(labels: np.ndarray, num_classes: int) -> np.ndarray:
     TypeError: If the labels are not integers.
     ValueError: If a label is not a class, or there is no class.
   """
-  checks.check_whole_number('num_classes', num_classes)
+  value_types.POSITIVE_INTEGER.check('num_classes', num_classes)
   labels = np.asarray(labels)
   if labels.size and not np.issubdtype(labels.dtype, np.integer):
     raise TypeError(

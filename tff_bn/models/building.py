@@ -11,6 +11,7 @@ import numpy as np
 
 from tff_bn.catalog import datasets
 from tff_bn.catalog import models
+from tff_bn.catalog import value_types
 from tff_bn.common import checks
 from tff_bn.common import user_functions
 from tff_bn.layers import discovery
@@ -78,8 +79,8 @@ def build_model_fn(
       'be the shape of an example, such as (28, 28, 1)',
   )
   for size in input_shape:
-    checks.check_whole_number('a size in input_shape', size)
-  checks.check_whole_number('num_classes', num_classes)
+    value_types.POSITIVE_INTEGER.check('a size in input_shape', size)
+  value_types.POSITIVE_INTEGER.check('num_classes', num_classes)
   # Keras takes no integers of NumPy.
   input_shape = tuple(int(size) for size in input_shape)
   num_classes = int(num_classes)

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import tensorflow_federated as tff
 
-from tff_bn.common import checks
+from tff_bn.catalog import value_types
 from tff_bn.runtime import devices as devices_lib
 from tff_bn.runtime import execution
 from tff_bn.runtime import local_clients
@@ -46,12 +46,13 @@ class InProcessContext(plan_context.PlanContext):
         keep its cores busy (see `divide_cores`), at least two.
 
     Raises:
-      TypeError: If `client_devices` is a single name, or no list.
+      TypeError: If `client_devices` is a single name, or no list, or
+        `max_concurrent_clients` no number.
       ValueError: If a device does not exist or is named twice, if
         `client_devices` is empty, or if `max_concurrent_clients` is below 1.
     """
     if max_concurrent_clients is not None:
-      checks.check_whole_number(
+      value_types.POSITIVE_INTEGER.check(
           'max_concurrent_clients', max_concurrent_clients
       )
     self._devices = devices_lib.find_devices(

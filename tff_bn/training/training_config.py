@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any, Optional
 
-from tff_bn.common import checks
+from tff_bn.catalog import value_types
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.training import measures
 from tff_bn.training import metrics_hook
@@ -62,17 +62,11 @@ class TrainingConfig:
       value = getattr(self, field.name)
       if field.name in ('seed', 'save_client_models') or value is None:
         continue
-      checks.check_whole_number(field.name, value)
-    if self.save_client_models not in run_entries.SAVE_CLIENT_MODELS:
-      raise ValueError(
-          f'save_client_models={self.save_client_models} is not allowed; it'
-          f' must be one of {", ".join(run_entries.SAVE_CLIENT_MODELS)}.'
-      )
-    checks.check_integer('seed', self.seed)
-    if not 0 <= self.seed < 2**32:
-      raise ValueError(
-          f'seed={self.seed} is not allowed; it must be from 0 to 2^32 - 1.'
-      )
+      value_types.POSITIVE_INTEGER.check(field.name, value)
+    value_types.Choice(run_entries.SAVE_CLIENT_MODELS).check(
+        'save_client_models', self.save_client_models
+    )
+    value_types.SEED.check('seed', self.seed)
     if (self.local_steps is None) == (self.local_epochs is None):
       raise ValueError(
           f'local_steps={self.local_steps} and'
