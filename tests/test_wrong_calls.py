@@ -62,7 +62,9 @@ data.load_dataset(('x', 'y'))
 _split('digits')
     TypeError: .*a tff_bn.data.Dataset.*load_dataset\(name\)
 _split(digits, split=None)
-    TypeError: split must be the name .* is a NoneType
+    TypeError: split must be one of iid, .*, but is None
+_split(digits, split='dirichlet', dirichlet_by=1)
+    TypeError: dirichlet_by must be one of class, client, but is 1
 _split(digits, num_clients=2.5)
     TypeError: num_clients must be an integer .* is 2.5
 _split(digits, seed='0')

@@ -59,6 +59,11 @@ def test_misspelt_argument(name):
             "client_weighting='size' must be one of num_examples, uniform",
         ),
         (
+            dict(client_weighting=None),
+            TypeError,
+            'client_weighting must be one of num_examples, uniform, but is No',
+        ),
+        (
             dict(client_weight_decay=-1.0),
             ValueError,
             'client_weight_decay=-1.0 must be a number, at least 0',

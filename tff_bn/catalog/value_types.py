@@ -170,7 +170,23 @@ class Number(ValueType):
     return None
 
 
-class Text(ValueType):
+class _OfTexts(ValueType):
+  """A set of texts."""
+
+  def allowed(self) -> str:
+    """Returns the values in words, such as 'one of none, all'."""
+    return 'a text'
+
+  def check(self, name, value, owner=None):
+    """See the base class."""
+    if not isinstance(value, str):
+      raise TypeError(
+          f'{name}{_of(owner)} must be {self.allowed()}, but is {value!r}.'
+      )
+    super().check(name, value, owner)
+
+
+class Text(_OfTexts):
   """Texts that are not empty.
 
   A text that begins with two dashes is an error: absl takes the next flag as
@@ -185,12 +201,6 @@ class Text(ValueType):
       raise ValueError('must not begin with --; is the value missing?')
     return text
 
-  def check(self, name, value, owner=None):
-    """See the base class."""
-    if not isinstance(value, str):
-      raise TypeError(f'{name}{_of(owner)} must be a text, but is {value!r}.')
-    super().check(name, value, owner)
-
 
 class CodeName(Text):
   """Functions of the user, as `package.module:function`."""
@@ -200,7 +210,7 @@ class CodeName(Text):
     return True
 
 
-class CheckedText(ValueType):
+class CheckedText(_OfTexts):
   """Texts that pass a check.
 
   Attributes:
@@ -244,7 +254,7 @@ class Boolean(ValueType):
       )
 
 
-class Choice(ValueType):
+class Choice(_OfTexts):
   """One of the given names.
 
   Attributes:
@@ -267,13 +277,16 @@ class Choice(ValueType):
     """Whether a text is one of the names."""
     return text in self.known or self.is_other(text)
 
+  def allowed(self):
+    """See the base class."""
+    other = f' or {self.other}' if self.other else ''
+    return f'one of {", ".join(self.known)}{other}'
+
   def parse(self, text):
     """See the base class."""
     if not self.allows(text):
-      other = f' or {self.other}' if self.other else ''
       raise ValueError(
-          f'must be one of {", ".join(self.known)}{other}.'
-          f'{spelling.suggestion(text, self.known)}'
+          f'must be {self.allowed()}.{spelling.suggestion(text, self.known)}'
       )
     return text
 
@@ -294,9 +307,8 @@ class Chain(ValueType):
     """See the base class."""
     for name, allowed in self._parts(text):
       if not allowed.allows(name):
-        other = f' or {allowed.other}' if allowed.other else ''
         raise ValueError(
-            f'must be one of {", ".join(self.wrapped.known)}{other}, or behind'
+            f'must be {self.wrapped.allowed()}, or behind'
             f' a wrapper of {", ".join(self.wrappers.known)}, as in'
             f' {next(iter(self.wrappers.known))}+{list(self.wrapped.known)[1]}.'
             f'{spelling.suggestion(name, allowed.known)}'

@@ -62,7 +62,6 @@ def split_dataset(
       dataset_lib.Dataset,
       'be a tff_bn.data.Dataset, such as tff_bn.data.load_dataset(name)',
   )
-  checks.check_type('split', split, str, 'be the name of a split')
   if num_clients is not None:
     checks.check_integer('num_clients', num_clients)
   checks.check_integer('seed', seed)
