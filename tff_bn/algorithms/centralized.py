@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 from tff_bn.catalog import algorithms
 from tff_bn.clients.local_training import LocalTrainingWork
 from tff_bn.clients.local_training_config import LocalTrainingConfig
+from tff_bn.clients.local_training_config import LocalTrainingOptions
 from tff_bn.common import optimizers
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import FEDAVG
@@ -22,7 +23,6 @@ from tff_bn.processes import finalizer
 from tff_bn.processes import options as options_lib
 from tff_bn.processes import requirements
 from tff_bn.processes import whole_models
-from tff_bn.processes.options import LocalTrainingOptions
 
 __all__ = ['build_centralized']
 

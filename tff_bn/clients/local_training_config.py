@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
-from typing import Any, Optional
+from typing import Any, Optional, TypedDict
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +12,22 @@ from tff_bn.catalog import local_training
 from tff_bn.catalog import options
 from tff_bn.common import checks
 from tff_bn.common import optimizers
+
+
+class LocalTrainingOptions(TypedDict, total=False):
+  """The options about local training as keyword arguments of builders."""
+
+  local_steps: Optional[int]
+  local_epochs: int
+  client_weight_decay: float
+  client_learning_rate_schedule: Optional[Callable[[tf.Tensor], Any]]
+  client_warmup_rounds: int
+  client_warmup_steps: int
+  client_gradient_clip_norm: Optional[float]
+  shuffle_times: float
+  shuffle_probability: float
+  seed: int
+  jit_compile: bool
 
 
 @dataclasses.dataclass(frozen=True)

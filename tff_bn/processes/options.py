@@ -1,10 +1,9 @@
 """The keyword arguments of all builders, with their defaults and checks."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 import dataclasses
-from typing import Any, Optional, TypedDict
+from typing import Optional
 
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.aggregators import model_update
@@ -16,25 +15,10 @@ from tff_bn.catalog import server
 from tff_bn.clients.drift_correction import DriftCorrection
 from tff_bn.clients.drift_correction import RoundVariants
 from tff_bn.clients.local_training_config import LocalTrainingConfig
+from tff_bn.clients.local_training_config import LocalTrainingOptions
 from tff_bn.common import checks
 from tff_bn.common import optimizers
 from tff_bn.common import spelling
-
-
-class LocalTrainingOptions(TypedDict, total=False):
-  """The options about local training; `Options` documents them."""
-
-  local_steps: Optional[int]
-  local_epochs: int
-  client_weight_decay: float
-  client_learning_rate_schedule: Optional[Callable[[tf.Tensor], Any]]
-  client_warmup_rounds: int
-  client_warmup_steps: int
-  client_gradient_clip_norm: Optional[float]
-  shuffle_times: float
-  shuffle_probability: float
-  seed: int
-  jit_compile: bool
 
 
 class Options(LocalTrainingOptions, total=False):
