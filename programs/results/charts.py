@@ -181,13 +181,16 @@ def curves(
     transform += _with_horizontal_lines(is_logarithmic)
   log: Spec = dict(type='log', nice=False)
   y_scale: Spec = dict(zero=False)
-  low = 'datum.mean - datum.deviation'
+  low, high = 'datum.mean - datum.deviation', 'datum.mean + datum.deviation'
+  if column.kind.range is not None:
+    smallest, largest = column.kind.range
+    low, high = f'max({smallest}, {low})', f'min({largest}, {high})'
   if column.kind.is_logarithmic:
     transform += [dict(filter='datum.mean > 0'), _join(smallest='min mean')]
     low, y_scale = f'max({low}, datum.smallest / 2)', log
   transform += [
       _calculate('low', low),
-      _calculate('high', 'datum.mean + datum.deviation'),
+      _calculate('high', high),
   ]
 
   def y(field: str) -> Spec:

@@ -22,6 +22,7 @@ class Kind:
     digits: The digits after the point in tables.
     axis_format: The format on the axis of a plot, as d3 writes it.
     is_logarithmic: Whether the axis of a plot is logarithmic.
+    range: The smallest and the largest possible number, where bands end.
   """
 
   name: str
@@ -32,6 +33,7 @@ class Kind:
   digits: int = 2
   axis_format: str = '~g'
   is_logarithmic: bool = False
+  range: tuple[float, float] | None = None
 
 
 ACCURACY = Kind(
@@ -42,6 +44,7 @@ ACCURACY = Kind(
     factor=100.0,
     digits=1,
     axis_format='~%',
+    range=(0, 1),
 )
 # With wrong BN statistics, losses differ by orders of magnitude.
 LOSS = Kind(

@@ -46,6 +46,16 @@ def test_accuracy_of_algorithms():
   assert float(first['Accuracy'].rstrip('%')) == pytest.approx(5.8579)
 
 
+def test_bands_of_accuracies_end_at_0_and_at_100_percent():
+  runs = [
+      report.Run({'algorithm': 'a'}, seed, [dict(round=1, test_accuracy=value)])
+      for seed, value in enumerate((0.0, 1.0))
+  ]
+  chart = plots.of_algorithms(runs, '')['accuracy']
+  band, *_ = drawn.marks(chart, 'high')
+  assert (band['Accuracy'], float(band['high'])) == ('0%', 1)
+
+
 def _run_with_costs(algorithm, seed, megabytes, accuracies=(0.25, 0.5, 0.75)):
   """Returns a run with rounds 0, 10 and 20, which send this many megabytes."""
   return report.Run(
