@@ -4,6 +4,7 @@ Fixtures import Keras and TensorFlow, so that the process that starts pytest's
 workers need not.
 """
 
+import functools
 import gc
 import os
 import sys
@@ -18,6 +19,9 @@ os.environ.setdefault('TF_NUM_INTRAOP_THREADS', '1')
 # closed then: their message would be among the errors of a tested program.
 os.environ.setdefault('GRPC_ENABLE_FORK_SUPPORT', 'false')
 
+
+# The type of functions with a cache, such as processes that tests share.
+_Cached = type(functools.cache(len))
 
 # Folders of tests whose files take minutes.
 _LONG_FOLDERS = frozenset(
@@ -70,6 +74,26 @@ def pytest_sessionfinish():
   native = sys.modules.get('tff_bn.runtime.native')
   if native is not None:
     native.end_worker_processes()
+
+
+@pytest.fixture(autouse=True, scope='module')
+def few_collections(request):
+  """Lets Python choose when to collect garbage, except in tests about it.
+
+  Programs and benchmarks collect it after each run, which takes seconds where
+  many tests have run before.
+  """
+  if 'gc' in vars(request.module):
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    return
+  with pytest.MonkeyPatch.context() as monkeypatch:
+    monkeypatch.setattr(gc, 'collect', lambda generation=2: 0)
+    yield
+  for value in vars(request.module).values():
+    if isinstance(value, _Cached):
+      value.cache_clear()
 
 
 @pytest.fixture(autouse=True)

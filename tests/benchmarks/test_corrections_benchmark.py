@@ -235,8 +235,6 @@ def test_ways_take_turns_and_are_checked(monkeypatch, problem):
       log.append(self.way)
 
   monkeypatch.setattr(benchmark, '_Training', Training)
-  # It takes seconds where many tests have run before.
-  monkeypatch.setattr(benchmark.gc, 'collect', lambda: 0)
   monkeypatch.setattr(
       benchmark._Problem, 'build_process', lambda self, way: way
   )
