@@ -81,7 +81,10 @@ class _Pair:
         pytest.param(
             dict(build_process=algorithms.build_fbn), marks=pytest.mark.slow
         ),
-        dict(build_process=algorithms.build_fed_bn, num_clients=4),
+        pytest.param(
+            dict(build_process=algorithms.build_fed_bn, num_clients=4),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             dict(build_process=algorithms.build_fixbn, fixbn_rounds=2),
             marks=pytest.mark.slow,

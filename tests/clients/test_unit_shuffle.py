@@ -189,7 +189,10 @@ def test_seed_round_and_client_decide_and_nothing_else():
 
 @pytest.mark.parametrize(
     ('num_batches', 'options', 'num_steps'),
-    [(6, dict(local_steps=4), 4), (3, dict(local_epochs=2), 6)],
+    [
+        pytest.param(6, dict(local_steps=4), 4, marks=pytest.mark.slow),
+        (3, dict(local_epochs=2), 6),
+    ],
 )
 def test_mean_number_of_permutations(num_batches, options, num_steps):
   """P_sf = 1 with 2 units: each permutation swaps them."""

@@ -8,6 +8,7 @@ from tff_bn import runtime
 from tff_bn.programs import train
 
 
+@pytest.mark.slow
 def test_clients_that_are_drawn(fedavg, tmp_path):
   run = tiny_runs.analyzed(
       tiny_runs.with_flags(fedavg, tmp_path / 'a', clients_per_round=3)
