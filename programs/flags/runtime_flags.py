@@ -7,8 +7,9 @@ other ones. Importing this module imports no TensorFlow.
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import functools
 import re
-from typing import Any, Optional
+from typing import Any
 
 from tff_bn.catalog import options
 from tff_bn.catalog import parts
@@ -34,26 +35,12 @@ def _check_device(name: str) -> None:
     raise ValueError('must be a device such as CPU:0 or GPU:1.')
 
 
-def _ray_option(
-    name: str,
-    values: value_types.ValueType,
-    description: str,
-    default: Any = None,
-    default_text: Optional[str] = None,
-    *,
-    argument: str = options.OWN_NAME,
-) -> Option:
-  """Returns the option of an argument of `tff_bn.runtime.ray_runtime`."""
-  return Option(
-      name,
-      values,
-      description,
-      default,
-      default_text,
-      argument,
-      conditions=(options.only_for('runtime', 'ray'),),
-  )
-
+# Declares an option of an argument of `tff_bn.runtime.ray_runtime`.
+_ray_option = functools.partial(
+    Option,
+    argument=options.OWN_NAME,
+    conditions=(options.only_for('runtime', 'ray'),),
+)
 
 _OPTIONS = (
     Option(

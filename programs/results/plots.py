@@ -76,20 +76,25 @@ def of_algorithms(
   by_kind: dict[columns.Kind, list[columns.Column]] = {}
   for column in curve_points.columns_of(runs):
     by_kind.setdefault(column.kind, []).append(column)
+  values, styles = curve_points.values(groups), charts.styles(groups)
   drawn = {}
   for kind, axis in itertools.product(by_kind, axes):
-    shown = by_kind[kind]
     if axis == charts.ROUND:
-      drawn[kind.name] = _side_by_side(runs, groups, shown, axis, title)
+      name = kind.name
     elif kind.higher_is_better:
       name = f'{kind.name}_by_{axis.name}'
-      drawn[name] = _side_by_side(runs, groups, shown, axis, title)
+    else:
+      continue
+    drawn[name] = _side_by_side(
+        runs, values, styles, by_kind[kind], axis, title
+    )
   return drawn
 
 
 def _side_by_side(
     runs: Sequence[report.Run],
-    groups: Mapping[str, Sequence[report.Run]],
+    values: Sequence[Mapping[str, Any]],
+    styles: charts.Styles,
     shown: Sequence[columns.Column],
     axis: charts.Axis,
     title: str,
@@ -98,7 +103,7 @@ def _side_by_side(
   panels = [
       charts.titled(
           dict(
-              charts.curves(runs, column, axis, charts.styles(groups)),
+              charts.curves(runs, column, axis, styles),
               width=_PANEL_WIDTH,
           ),
           _PANEL_WIDTH,
@@ -107,7 +112,7 @@ def _side_by_side(
       for column in shown
   ]
   chart = dict(
-      data=dict(values=curve_points.values(groups)),
+      data=dict(values=values),
       hconcat=panels,
       resolve=dict(scale=dict(x='shared', y='shared')),
   )
