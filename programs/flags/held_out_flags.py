@@ -23,8 +23,8 @@ _OPTIONS = (
     Option(
         'held_out_prior',
         value_types.POSITIVE,
-        'Weight N of the averaged BN statistics in the mixture: a client with n'
-        ' training samples has n/(n+N) of its own statistics',
+        'Weight N of the averaged BN statistics in the mixture: the statistics'
+        ' of a client with n training samples have the share n/(n+N)',
         16.0,
         conditions=(
             Condition(

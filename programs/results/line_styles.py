@@ -43,7 +43,7 @@ _ALGORITHM_COLORS = {
 
 
 def by_number(number: int) -> dict[str, str]:
-  """Returns arguments of `plot`; those of the first 28 lines differ."""
+  """Returns the color and the dashes of a line; the first 28 lines differ."""
   return dict(
       color=COLORS[number % len(COLORS)],
       linestyle=DASHES[number % len(DASHES)],

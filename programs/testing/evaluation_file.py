@@ -138,7 +138,9 @@ def add(
     subject: Subject,
     evaluations: Sequence[report.Evaluation],
 ) -> int:
-  """Writes evaluations into a new file, or beside those of other subjects.
+  """Adds evaluations of a subject to a file, or replaces its earlier ones.
+
+  The file need not exist. Evaluations of other subjects stay in it.
 
   Returns:
     The number of other subjects in the file.

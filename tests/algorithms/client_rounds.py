@@ -42,8 +42,8 @@ def _toy_model(builder_name):
 def toy_process(builder_name, rate=0.1, momentum=None, **options):
   """Returns the toy problem's model and a process; tests share both.
 
-  Tracing a process takes a second, a round only hundredths. Processes keep no
-  state, so many tests can use the same one.
+  Tracing a process takes a second, and a round hundredths of a second. A
+  process has no state, so tests can share it.
 
   Args:
     builder_name: The name of the builder.

@@ -160,7 +160,7 @@ print(aggregators.memory_of_rule('NNM', 10, 2**20))
 
 @pytest.mark.slow
 def test_program(tmp_path):
-  """In processes of its own, as it runs for a user."""
+  """Runs the benchmark in new processes, as a user does."""
   result = subprocess.run(
       [
           *(sys.executable, 'aggregators.py', f'--output_dir={tmp_path}'),

@@ -18,7 +18,7 @@ import pytest
     ],
 )
 def test_backends_agree(models):
-  """JAX, in a process of its own, finds what TensorFlow finds in this one."""
+  """Keras on JAX, in a child process, gives the results of TensorFlow."""
   process = subprocess.Popen(
       [sys.executable, backends_example.__file__, *models],
       env={

@@ -87,7 +87,7 @@ def test_run_and_evaluation(tmp_path):
   assert [int(row['round']) for row in rows] == [0, 2, 3]
   # The evaluation is not counted.
   assert [int(row['exchanges']) for row in rows] == [0, 2, 3]
-  # The shares of the mixture are not sent: 2350 numbers are those of fedavg.
+  # As in fedavg, 2350 numbers are sent. The mixture's shares are not.
   megabytes = 2350 * 4 * (1 + 4) * 3 / 2**20
   assert float(rows[-1]['megabytes']) == pytest.approx(megabytes)
   assert not (tmp_path / 'model' / 'clients.npy').exists()

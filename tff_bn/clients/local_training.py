@@ -309,8 +309,9 @@ class LocalTrainingWork(client_work.ClientWork):
   ) -> Optional[Any]:
     """Computes what the client reports besides its training, before it trains.
 
-    The arguments are those of `LocalTraining.train`. Returns the `collected` of
-    the result; `None`: what the training collects.
+    See `LocalTraining.train` for the arguments. The returned value replaces
+    `LocalResult.collected`. With `None`, the result keeps what the training
+    collected.
     """
     del values, dataset, round_num
     return None

@@ -101,8 +101,8 @@ def reduce_dataset(
 ) -> list[tf.Tensor]:
   """Reduces a dataset's elements to the leaves of a state.
 
-  `function` maps the leaves of the state, followed by those of an element, to
-  the leaves of the next state.
+  `function` gets one list: the leaves of the state, then the leaves of an
+  element. It returns the leaves of the next state.
   """
 
   def call(state, element):

@@ -122,7 +122,7 @@ class CheckpointFolder:
   def read(self, round_num: int) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Reads and checks a checkpoint's arrays and manifest.
 
-    The errors are those of `read_manifest`.
+    It raises the same errors as `read_manifest`.
     """
     manifest = self.read_manifest(round_num)
     path = self._path(round_num) / _STATE

@@ -366,8 +366,8 @@ def merge_client_weights(
     ValueError: If there is no client.
   """
   first: Sequence[Any] = ()
-  # The mean and the biased variance, in float64, of each variable that is not
-  # the same array at all clients, by its position.
+  # By a variable's position: its mean and biased variance over the clients, in
+  # float64. Variables that all clients share as one array are left out.
   moments: dict[int, tuple[np.ndarray, np.ndarray]] = {}
   count = 0
   for count, client_weights in enumerate(weights, start=1):

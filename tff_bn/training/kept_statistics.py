@@ -87,7 +87,7 @@ def find(
   """Computes how much is left of the initial running statistics.
 
   The initial values are those of `model`. Rounds that fail are not known before
-  the training. The arguments are those of `train`.
+  the training. See `train` for the arguments.
 
   Returns:
     What is left in the layer that keeps the largest share. `None` if no

@@ -57,7 +57,7 @@ class Records:
   ):
     """Opens the files, and checks that they are of this run.
 
-    The `stack` closes them. The other arguments are those of `train`.
+    The `stack` closes them. See `train` for the other arguments.
     """
     self._sampler = sampler
     # `None` after the traffic could not be counted.

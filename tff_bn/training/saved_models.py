@@ -259,7 +259,7 @@ class SavedModels:
   def __init__(self, folder: pathlib.Path):
     """Reads the manifest in the models' folder.
 
-    The errors are those of `finished.read_models_manifest`.
+    It raises the same errors as `finished.read_models_manifest`.
     """
     self._folder = folder
     self.manifest = finished.read_models_manifest(folder)
