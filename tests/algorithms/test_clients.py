@@ -151,11 +151,3 @@ def test_regularization_is_part_of_the_loss(toy):
   client_rounds.assert_close(
       training.weights(model), [kernel - 0.1 * gradient], rtol=1e-6
   )
-
-
-def test_a_loss_without_reduction_is_refused(toy):
-  toy.loss = lambda: keras.losses.SparseCategoricalCrossentropy(
-      from_logits=True, reduction='none'
-  )
-  with pytest.raises(ValueError, match='must average over the batch'):
-    algorithms.build_fed_avg(toy.model(), _SGD(0.1))

@@ -95,11 +95,9 @@ def test_the_same_or_a_more_exact_type():
                 (_X, ''),
                 (
                     (_X, _Y, _X),
-                    ' Batches (x, y, sample_weight) are not supported: drop'
-                    ' the weights by dataset.map(lambda x, y, sample_weight:'
-                    ' (x, y)), or make them a part of y by dataset.map(lambda'
-                    ' x, y, sample_weight: (x, (y, sample_weight))) and apply'
-                    ' them in a loss of your own.',
+                    ' To use the weights, build the model with'
+                    ' input_spec=dataset.element_spec; to drop them, use'
+                    ' dataset.map(lambda x, y, sample_weight: (x, y)).',
                 ),
                 (
                     collections.OrderedDict(x=_X, y=_Y),

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tff_bn import BatchNormModel
 from tff_bn.clients import local_step
+from tff_bn.keras_model.batch import Batch
 from tff_bn.keras_model.partition import Role
 from tff_bn.layers import PositionEncoding
 
@@ -224,6 +225,8 @@ def test_compiled_model(caplog):
       ' optimizer (Adam), loss (scaled_error), loss_weights (0.25), metrics'
       ' (dense: mae, AUC), weighted_metrics (scaled_error): loss_fn,'
       ' metrics_fn and the client_optimizer of the builder replace them.'
+      ' BatchNormModel.from_compiled takes the losses and metrics of a compiled'
+      ' model.'
   )
   caplog.clear()
   _model(lambda: keras_model_fn(loss='mse'))
@@ -335,31 +338,27 @@ def test_weights_of_another_model_are_an_error():
     model.from_keras(deeper)
 
 
-class WeightedError(keras.losses.Loss):
-  """The mean squared error of pairs of labels and weights."""
+class JoinedError(keras.losses.Loss):
+  """A loss whose labels are two tensors."""
 
   def call(self, y_true, y_pred):
-    labels, weights = y_true
-    return weights * keras.ops.mean(keras.ops.square(labels - y_pred), -1)
+    labels, factors = y_true
+    return factors * keras.ops.mean(keras.ops.square(labels - y_pred), -1)
 
 
-def test_sample_weights_as_a_part_of_y():
-  """The remedy of an error, with `fit` as the truth."""
+def test_labels_of_several_tensors_for_one_output():
   spec = (_SPEC[0], (tf.TensorSpec((None, 3)), tf.TensorSpec((None,))))
-  model = _model(_functional, spec, WeightedError)
+  model = _model(_functional, spec, JoinedError)
   rng = np.random.default_rng(0)
-  x, y, weights = (
+  x, y, factors = (
       rng.uniform(size=shape).astype(np.float32)
       for shape in ((8, 4), (8, 3), 8)
   )
-  keras_model = model.to_keras()
   output, loss = local_step.output_and_loss(
-      keras_model, model.loss_fn(), x, (tf.constant(y), tf.constant(weights))
+      model, Batch(x, (tf.constant(y), tf.constant(factors)))
   )
-  assert output.shape == (8, 3)
-  keras_model.compile('sgd', 'mse')
   np.testing.assert_allclose(
-      loss, keras_model.evaluate(x, y, 8, 0, weights), rtol=1e-5
+      loss, np.mean(factors * np.mean((y - output) ** 2, -1)), rtol=1e-5
   )
 
 
@@ -421,7 +420,11 @@ def _with_two_inputs():
             dict(keras_model_fn=lambda units: _with_norm()),
             "keras_model_fn .* without arguments is impossible: .*'units'",
         ),
-        (dict(loss_fn=lambda: 'mse'), 'return a keras.losses.Loss'),
+        (
+            dict(loss_fn=lambda: {'a': 3}),
+            'loss_fn must return a keras.losses.Loss, .* 3 of type int',
+        ),
+        (dict(loss_fn=lambda: None), 'returned None of type NoneType'),
         (
             dict(metrics_fn=[keras.metrics.Mean('mean')]),
             'metrics_fn must be a function .* but is a list itself; use lambda',
@@ -429,9 +432,12 @@ def _with_two_inputs():
         (dict(metrics_fn=keras.metrics.Mean('mean')), 'is a Mean itself'),
         (
             dict(metrics_fn=lambda: keras.metrics.Mean('mean')),
-            'return a list of keras.metrics.Metric, but is a Mean',
+            'return a list of keras.metrics.Metric, .*, but is a Mean',
         ),
-        (dict(metrics_fn=lambda: ['accuracy']), 'list of keras.metr'),
+        (
+            dict(metrics_fn=lambda: {'a': ['mae', 3.0]}),
+            'a list of keras.metrics.Metric, .* but it contains 3.0 of type fl',
+        ),
         (dict(input_spec=tf.data.Dataset.range(3)), 'use dataset.element_spec'),
         (
             dict(input_spec=([0.0] * 4, 1)),
@@ -453,13 +459,16 @@ def test_arguments_of_wrong_type(arguments, message):
             'input_spec must be the element_spec',
         ),
         (
-            dict(input_spec=(*_SPEC, _SPEC[1])),
-            r'input_spec must be the element_spec .* of \(x, y\) pairs.*'
-            r'\(x, y, sample_weight\) are not .*sample_weight: \(x, y\)\), or',
+            dict(input_spec=(*_SPEC, _SPEC[1], _SPEC[1])),
+            r'of \(x, y\) pairs or of \(x, y, sample_weight\), but is',
+        ),
+        (
+            dict(input_spec=(_SPEC[0], {})),
+            'input_spec has no tensor in y',
         ),
         (
             dict(input_spec=dict(zip(('image', 'label'), _SPEC))),
-            r'pairs, but is .*dataset.map .* lambda batch: \(batch\[X\], batch',
+            r'pairs .*, but is .*dataset.map .* lambda batch: \(batch\[X\], batch',
         ),
         (
             dict(input_spec=(tf.TensorSpec(None), _SPEC[1])),

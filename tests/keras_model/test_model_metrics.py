@@ -8,7 +8,9 @@ import tensorflow_federated as tff
 
 from tff_bn import BatchNormModel
 from tff_bn import algorithms
+from tff_bn.keras_model import batch
 from tff_bn.keras_model import model_metrics
+from tff_bn.keras_model import outputs
 from tff_bn.training import evaluation
 
 metrics = keras.metrics
@@ -281,8 +283,10 @@ def test_large_examples_are_not_computed(length, num_updates):
       if not tf.inside_function():
         sizes.append(len(y_pred))
 
-  specs = (tf.TensorSpec((None,)), tf.TensorSpec((None, length)))
-  model_metrics.check(model_metrics.build([Recording()], *specs), *specs)
+  specs = batch.Batch(tf.TensorSpec((None,)), tf.TensorSpec((None,)))
+  output = outputs.Output('', (), '', tf.TensorSpec((None, length)))
+  metric = model_metrics.OutputMetric(Recording(), output, False, 'metrics_fn')
+  model_metrics.check({'count': metric}, specs)
   assert sizes == [2, 3, 2, 3][:num_updates]
 
 
@@ -296,7 +300,7 @@ def test_states_start_as_after_a_reset():
     reset_state = keras.metrics.Metric.reset_state
 
   (metric,) = _model(lambda: [FromOne()]).new_metrics().values()
-  assert metric.state == 0
+  assert metric.metric.state == 0
 
 
 def test_names_do_not_depend_on_other_metrics_of_the_process():

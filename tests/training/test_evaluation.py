@@ -186,27 +186,6 @@ class TestEvaluator:
       evaluator.evaluate(model.initial_weights, _batches(_examples(40), 4))
     concurrent.assert_not_called()
 
-  def test_loss_without_reduction(self):
-    model = BatchNormModel(
-        _dense_model,
-        input_spec=(
-            tf.TensorSpec([None, _FEATURES], tf.float32),
-            tf.TensorSpec([None], tf.int32),
-        ),
-        loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
-            from_logits=True, reduction='none'
-        ),
-    )
-    weights = _random_weights(model, 0)
-    x, y = _examples(11)
-
-    result = evaluation.Evaluator(model).evaluate(weights, _batches((x, y), 4))
-
-    assert list(result) == ['loss', 'num_examples']
-    np.testing.assert_allclose(
-        result['loss'], _dense_metrics(weights, x, y)[0], rtol=1e-5
-    )
-
   @pytest.mark.parametrize('policy', ['mixed_bfloat16', 'mixed_float16'])
   def test_loss_of_16_bit_logits_is_float32(self, policy):
     def keras_model_fn():

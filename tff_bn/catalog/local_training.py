@@ -36,12 +36,14 @@ AUGMENTATIONS = Parts(
         f'{_AUGMENTATION}:flip_rotate',
     ),
 )
-_WEIGHTING = 'num_examples'
+NUM_EXAMPLES = 'num_examples'
+SAMPLE_WEIGHTS = 'sample_weights'
+UNIFORM = 'uniform'
 # The corrections that weight all clients alike by default.
 _UNIFORM = [
     name
     for name, correction in algorithms.CORRECTIONS.items()
-    if correction.client_weighting == 'uniform'
+    if correction.client_weighting == UNIFORM
 ]
 _NUM_STEPS = 5
 # A batch, the steps and the passes of a client's round are in memory at once.
@@ -228,16 +230,17 @@ SHUFFLE_PROBABILITY = Option(
 )
 CLIENT_WEIGHTING = Option(
     'client_weighting',
-    value_types.Choice((_WEIGHTING, 'uniform')),
+    value_types.Choice((NUM_EXAMPLES, SAMPLE_WEIGHTS, UNIFORM)),
     "Weights of the clients in the server's mean: num_examples that they"
-    ' trained on in the round, or uniform',
+    ' trained on in the round, sample_weights: the sum of the weights of these'
+    ' examples, or uniform',
     default_text=(
-        f'{_WEIGHTING}; uniform with {", ".join(_UNIFORM)}, with another'
+        f'{NUM_EXAMPLES}; {UNIFORM} with {", ".join(_UNIFORM)}, with another'
         ' --model_aggregator than the mean, or an attack on the model'
     ),
     argument=OWN_NAME,
     compute=lambda options: (
-        'uniform' if rules.takes_no_weights(options) else _WEIGHTING
+        UNIFORM if rules.takes_no_weights(options) else NUM_EXAMPLES
     ),
     feature=rules.MEAN,
 )
@@ -287,8 +290,8 @@ def check_weighting(
 
   `aggregator` is the model's aggregator as `argument=value`.
   """
-  if client_weighting == _WEIGHTING and not takes_weights:
+  if client_weighting != UNIFORM and not takes_weights:
     raise ValueError(
         f'client_weighting={client_weighting} is impossible with {aggregator},'
-        ' which takes no weights; use uniform.'
+        f' which takes no weights; use {UNIFORM}.'
     )

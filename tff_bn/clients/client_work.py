@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.catalog import local_training
 from tff_bn.clients import update_norms
 from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_step import LocalStep
@@ -226,7 +227,8 @@ class ClientWork:
   ) -> collections.OrderedDict[str, Any]:
     """Turns the result of local training into a client's update and new state.
 
-    A client whose update or loss is not finite is dropped: its weight is NaN,
+    A client whose update or loss is not finite, or the sum of whose examples'
+    weights is negative, is dropped: its weight is NaN,
     which all aggregators of `ModelUpdateFactory` understand, it keeps its old
     state, and it is counted. A client without data has weight 0.
 
@@ -267,11 +269,15 @@ class ClientWork:
     )
     if sound is not None:
       keep = tf.logical_and(keep, sound)
+    if self._training.sums_weights:
+      keep = tf.logical_and(keep, result.weight_sum >= 0)
     after = self._weights.select(keep, result.values, before)
     num_examples = numerics.where_or_zero(keep, result.num_examples)
     trained = num_examples > 0
     loss_sum = numerics.where_or_zero(keep, result.loss_sum)
-    weight = self.client_weight(num_examples)
+    weight = self.client_weight(
+        num_examples, numerics.where_or_zero(keep, result.weight_sum)
+    )
     sums: collections.OrderedDict[str, Any] = collections.OrderedDict()
     if correction is not None:
       server_state = start.work_state['correction']
@@ -319,9 +325,16 @@ class ClientWork:
         ),
     )
 
-  def client_weight(self, num_examples: tf.Tensor) -> tf.Tensor:
-    """Returns a client's weight, a float32 scalar; 0 without examples."""
-    if self._training.config.client_weighting == 'uniform':
+  def client_weight(
+      self, num_examples: tf.Tensor, weight_sum: tf.Tensor
+  ) -> tf.Tensor:
+    """Returns a client's weight, a float32 scalar; 0 without examples.
+
+    See `LocalResult` for the arguments.
+    """
+    if self._training.sums_weights:
+      return weight_sum
+    if self._training.config.client_weighting == local_training.UNIFORM:
       num_examples = num_examples > 0
     return tf.cast(num_examples, tf.float32)
 

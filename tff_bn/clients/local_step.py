@@ -1,19 +1,21 @@
 """One step of a client's optimizer, with its metrics and random seeds."""
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tff_bn.catalog import local_training
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import numerics
 from tff_bn.common import optimizers
 from tff_bn.keras_model import mixed_precision
 from tff_bn.keras_model import model_metrics
+from tff_bn.keras_model.batch import Batch
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.stateless_function import StatelessFunction
 from tff_bn.keras_model.stateless_function import fingerprint
@@ -36,6 +38,8 @@ class LocalResult(NamedTuple):
     values: The new values, in the order of `model.variables`.
     num_examples: int64 scalar, the number of examples trained on. An example
       counts once for each epoch.
+    weight_sum: float32 scalar, the sum of the examples' weights, if it is the
+      client's weight; otherwise 0.
     loss_sum: float scalar, the sum over the examples of their batch's loss.
     metric_sums: The accumulators of each Keras metric.
     optimizer_state: The optimizer's last state.
@@ -46,6 +50,7 @@ class LocalResult(NamedTuple):
 
   values: list[tf.Tensor]
   num_examples: tf.Tensor
+  weight_sum: tf.Tensor
   loss_sum: tf.Tensor
   metric_sums: list[list[tf.Tensor]]
   optimizer_state: Any
@@ -55,28 +60,18 @@ class LocalResult(NamedTuple):
 
 
 def output_and_loss(
-    keras_model: keras.Model,
-    loss_fn: Callable[[Any, Any], tf.Tensor],
-    x: Any,
-    y: Any,
+    model: BatchNormModel, batch: Batch
 ) -> tuple[Any, tf.Tensor]:
   """Computes a model's output in training mode and its loss.
 
   The output is in float32 if the model computes in 16 bits. The loss, a scalar,
   includes the losses of the model's layers (regularization).
-
-  Raises:
-    ValueError: If `loss_fn` does not average over the batch.
   """
-  output = mixed_precision.to_float32(keras_model(x, training=True))
-  loss = loss_fn(y, output)
+  keras_model = model.keras_model
+  output = mixed_precision.to_float32(keras_model(batch.x, training=True))
+  loss = model.batch_loss(batch.y, output, batch.sample_weight)
   for regularization in keras_model.losses:
     loss += tf.cast(regularization, loss.dtype)
-  if loss.shape.rank != 0:
-    raise ValueError(
-        f'loss_fn returns a loss of shape {loss.shape} for a batch; it must'
-        ' average over the batch (reduction="auto").'
-    )
   return output, loss
 
 
@@ -106,6 +101,13 @@ class LocalStep:
   ):
     self.config = config
     self.correction = correction
+    self.sums_weights = config.client_weighting == local_training.SAMPLE_WEIGHTS
+    if self.sums_weights and not model.has_sample_weights:
+      raise ValueError(
+          f'client_weighting={config.client_weighting} needs a weight for each'
+          ' example: batches (x, y, sample_weight) in which sample_weight is a'
+          ' single tensor, or class_weight.'
+      )
     trainable = model.keras_model.trainable_weights
     self._specs = tuple(tf.TensorSpec(v.shape, v.dtype) for v in trainable)
     self._hparams_dtype = optimizers.hyperparameter_dtype(
@@ -275,6 +277,12 @@ class LocalStep:
         tf.zeros([], tf.int64), lambda _, batch: fingerprint(batch)
     )
     return self.seed(salt, round_num)
+
+  def weight_sum(self, batch: Batch) -> tf.Tensor:
+    """Returns a batch's part of `LocalResult.weight_sum`."""
+    if not self.sums_weights:
+      return tf.zeros([])
+    return tf.reduce_sum(tf.cast(batch.sample_weight, tf.float32))
 
   def finalize_metrics(
       self,

@@ -16,6 +16,7 @@ from tff_bn.clients.local_step import dense_gradients
 from tff_bn.clients.local_step import output_and_loss
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import numerics
+from tff_bn.keras_model import batch as batch_lib
 from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model import mixed_precision
@@ -33,6 +34,7 @@ class _Step(NamedTuple):
   optimizer_state: Any
   num_steps: tf.Tensor
   batch_size: tf.Tensor
+  weight_sum: tf.Tensor
   loss_sum: tf.Tensor
 
 
@@ -63,9 +65,9 @@ class LocalTraining(LocalStep):
       correction: The correction of the clients' drift. Default: none.
     """
     super().__init__(model, config, correction)
+    self._model = model
     self._keras_model = model.keras_model
     self._constraints = model.constraints
-    self._loss_fn = model.loss_fn()
     self._collecting = collecting
     self._skipped_steps = skipped_steps
     self._unit_shuffle = None
@@ -99,8 +101,9 @@ class LocalTraining(LocalStep):
       )
 
   @tf.autograph.experimental.do_not_convert
-  def _step(self, x, y, optimizer_state, loss_scale, num_steps):
+  def _step(self, element, optimizer_state, loss_scale, num_steps):
     """Makes one step, unless float16 overflows."""
+    batch = self._model.training_batch(element)
     keras_model, scales_loss = self._keras_model, self._scales_loss
     trainable = keras_model.trainable_weights
     dtype = trainable[0].dtype
@@ -109,9 +112,9 @@ class LocalTraining(LocalStep):
     correction = self.correction
     with tf.GradientTape() as tape:
       with correction.watching() if correction else contextlib.nullcontext():
-        output, loss = output_and_loss(keras_model, self._loss_fn, x, y)
+        output, loss = output_and_loss(self._model, batch)
       target = loss
-      penalty = correction.penalty(x) if correction else None
+      penalty = correction.penalty(batch.x) if correction else None
       if penalty is not None:
         target += tf.cast(penalty, target.dtype)
       if scales_loss:
@@ -131,10 +134,15 @@ class LocalTraining(LocalStep):
         variable.assign(weight)
       self._constraints.assign()
       for metric in self.metrics:
-        metric.update_state(y, output)
-      batch_size = tf.shape(tf.nest.flatten(y)[0], tf.int64)[0]
-      loss_sum = tf.cast(loss, dtype) * tf.cast(batch_size, dtype)
-      return _Step(new_state, num_steps + 1, batch_size, loss_sum)
+        metric.update_state(batch.y, output, batch.sample_weight)
+      batch_size = batch_lib.num_examples(element)
+      return _Step(
+          optimizer_state=new_state,
+          num_steps=num_steps + 1,
+          batch_size=batch_size,
+          weight_sum=self.weight_sum(batch),
+          loss_sum=tf.cast(loss, dtype) * tf.cast(batch_size, dtype),
+      )
 
     def skip():
       # Where float16 overflows, running statistics and the loss can be
@@ -142,10 +150,11 @@ class LocalTraining(LocalStep):
       for variable, value in zip(others, state_before):
         variable.assign(value)
       return _Step(
-          optimizer_state,
-          num_steps,
-          tf.zeros([], tf.int64),
-          tf.zeros([], dtype),
+          optimizer_state=optimizer_state,
+          num_steps=num_steps,
+          batch_size=tf.zeros([], tf.int64),
+          weight_sum=tf.zeros([]),
+          loss_sum=tf.zeros([], dtype),
       )
 
     if not scales_loss:
@@ -157,6 +166,7 @@ class LocalTraining(LocalStep):
     """Makes the steps of a round."""
     keras_model = self._keras_model
     num_examples = tf.zeros([], tf.int64)
+    weight_sum = tf.zeros([])
     loss_sum = tf.zeros([], keras_model.trainable_weights[0].dtype)
     loss_scale = (
         mixed_precision.LossScale.initial() if self._scales_loss else ()
@@ -169,15 +179,17 @@ class LocalTraining(LocalStep):
       num_batches = _num_batches(dataset)
     # An iterator, since `for batch in dataset` becomes `Dataset.reduce`, which
     # instantiates its function again at each call.
-    for x, y in iter(dataset):
+    for element in iter(dataset):
       # The kernels of convolutions cannot compute an empty batch.
-      if tf.shape(tf.nest.flatten(y)[0])[0] > 0:
+      if batch_lib.num_examples(element) > 0:
         step, loss_scale = self._make_step(
-            x, y, optimizer_state, loss_scale, num_steps
+            element, optimizer_state, loss_scale, num_steps
         )
         optimizer_state = step.optimizer_state
         num_steps = step.num_steps
         num_examples += step.batch_size
+        if self.sums_weights:
+          weight_sum += step.weight_sum
         loss_sum += step.loss_sum
         if self._unit_shuffle is not None:
           optimizer_state = self._unit_shuffle.after_step(
@@ -187,6 +199,7 @@ class LocalTraining(LocalStep):
     return LocalResult(
         values=[tf.identity(v) for v in keras_model.weights],
         num_examples=num_examples,
+        weight_sum=weight_sum,
         loss_sum=loss_sum,
         metric_sums=[
             [tf.identity(v) for v in metric.variables]
@@ -238,8 +251,8 @@ def _num_batches(dataset: tf.data.Dataset) -> tf.Tensor:
   """Counts the batches that are not empty, an int64 scalar."""
   return dataset.reduce(
       tf.zeros([], tf.int64),
-      lambda count, batch: count
-      + tf.cast(tf.shape(tf.nest.flatten(batch[1])[0])[0] > 0, tf.int64),
+      lambda count, element: count
+      + tf.cast(batch_lib.num_examples(element) > 0, tf.int64),
   )
 
 

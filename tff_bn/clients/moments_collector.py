@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tff_bn.common import numerics
+from tff_bn.keras_model import batch
 from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model import mixed_precision
@@ -155,9 +156,9 @@ class StatisticsPass:
   def _loop(self, dataset: tf.data.Dataset) -> list[tf.Tensor]:
     """Returns the values of the collector's variables."""
     # As in `LocalTraining`.
-    for x, y in iter(dataset):
-      if tf.shape(tf.nest.flatten(y)[0])[0] > 0:
-        self._make_step(x)
+    for element in iter(dataset):
+      if batch.num_examples(element) > 0:
+        self._make_step(element[0])
     return [tf.identity(variable) for variable in self._collector.variables]
 
   def run(

@@ -6,7 +6,8 @@ from typing import Any, Optional
 import tensorflow as tf
 import tensorflow_federated as tff
 
-_PAIR = ('x', 'y')
+# The parts of a batch.
+_PARTS = ('x', 'y', 'sample_weight')
 
 
 def check_elements(name: str, element_spec: Any, expected: tff.Type) -> None:
@@ -17,7 +18,8 @@ def check_elements(name: str, element_spec: Any, expected: tff.Type) -> None:
   Args:
     name: The name of the dataset, for the error.
     element_spec: Its `element_spec`.
-    expected: The type of the pairs `(x, y)` that a model takes.
+    expected: The type of the batches `(x, y)` or `(x, y, sample_weight)` that a
+      model takes.
   """
   try:
     given = tff.to_type(tff.types.tensorflow_to_type(element_spec))
@@ -25,28 +27,31 @@ def check_elements(name: str, element_spec: Any, expected: tff.Type) -> None:
   except (NotImplementedError, TypeError, ValueError) as error:
     raise TypeError(
         f'{name}: the elements of the dataset are {element_spec}, but must be'
-        f' pairs (x, y) of the type {expected}.'
+        f' {_batches(expected)}.'
     ) from error
   if expected.is_assignable_from(given):
     return
-  if not _is_pair(given) or not _is_pair(expected):
+  parts = _parts(expected)
+  if not parts or parts != _parts(given):
     raise TypeError(
         f'{name}: the elements of the dataset have the type {given}, but must'
-        f' be pairs (x, y) of the type {expected}.{pairs_advice(element_spec)}'
+        f' be {_batches(expected)}.{_parts_advice(given, expected)}'
+        f'{pairs_advice(element_spec)}'
     )
   problems = [
       problem
-      for index, part in enumerate(_PAIR)
+      for index, part in enumerate(parts)
       for problem in _problems(part, given[index], expected[index])
   ]
   advice = ''
   converted = [
       _convert(part, given[index], expected[index])
-      for index, part in enumerate(_PAIR)
+      for index, part in enumerate(parts)
   ]
   if None not in converted:
     advice = (
-        f' Use dataset.map(lambda x, y: ({", ".join(map(str, converted))})).'
+        f' Use dataset.map(lambda {", ".join(parts)}:'
+        f' ({", ".join(map(str, converted))})).'
     )
   elif _is_batch_missing(given[0], expected[0]):
     advice = ' The dataset is not batched: use dataset.batch(batch_size).'
@@ -60,20 +65,38 @@ def pairs_advice(spec: Any) -> str:
         ' Use dataset.map to make pairs, such as lambda batch: (batch[X],'
         ' batch[Y]).'
     )
-  if isinstance(spec, (tuple, list)) and len(spec) == 3:
-    return (
-        ' Batches (x, y, sample_weight) are not supported: drop the weights by'
-        ' dataset.map(lambda x, y, sample_weight: (x, y)), or make them a part'
-        ' of y by dataset.map(lambda x, y, sample_weight: (x, (y,'
-        ' sample_weight))) and apply them in a loss of your own.'
-    )
   return ''
 
 
-def _is_pair(type_spec: tff.Type) -> bool:
-  return isinstance(
-      type_spec, tff.StructType
-  ) and tff.structure.name_list_with_nones(type_spec) == [None, None]
+def _parts(type_spec: tff.Type) -> tuple[str, ...]:
+  """Returns the names of the parts of batches; empty for other elements."""
+  if isinstance(type_spec, tff.StructType):
+    names = tff.structure.name_list_with_nones(type_spec)
+    if names in ([None] * 2, [None] * 3):
+      return _PARTS[: len(names)]
+  return ()
+
+
+def _batches(expected: tff.Type) -> str:
+  """Describes the batches that a model takes."""
+  kind = 'pairs ' if len(_parts(expected)) == 2 else ''
+  return f'{kind}({", ".join(_parts(expected))}) of the type {expected}'
+
+
+def _parts_advice(given: tff.Type, expected: tff.Type) -> str:
+  """Returns ' ' and a sentence about weights that are missing or unknown."""
+  if not _parts(given) or not _parts(expected):
+    return ''
+  advice = 'build the model with input_spec=dataset.element_spec'
+  if len(_parts(given)) > len(_parts(expected)):
+    return (
+        f' To use the weights, {advice}; to drop them, use'
+        ' dataset.map(lambda x, y, sample_weight: (x, y)).'
+    )
+  return (
+      ' Add weights by dataset.map(lambda x, y: (x, y,'
+      f' tf.ones(tf.shape(y)[:1]))), or {advice}.'
+  )
 
 
 def _problems(place: str, given: tff.Type, expected: tff.Type) -> Iterator[str]:

@@ -20,6 +20,7 @@ from tff_bn.fedtan import exchange
 from tff_bn.fedtan import staged_function
 from tff_bn.fedtan.synchronized_batch_norm import Answer
 from tff_bn.fedtan.synchronized_batch_norm import SynchronizedBatchNorm
+from tff_bn.keras_model import batch as batch_lib
 from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model import stateless_function
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -40,6 +41,7 @@ class _FirstStep(NamedTuple):
   loss: tf.Tensor
   metric_sums: list[list[tf.Tensor]]
   num_examples: tf.Tensor
+  weight_sum: tf.Tensor
   exchanged: tf.Tensor
 
 
@@ -82,14 +84,15 @@ class FedTanWork(client_work.ClientWork):
       self, fused_moments: bool, synchronize_backward: bool
   ) -> staged_function.StagedFunction[Answer]:
     keras_model = self._model.keras_model
-    loss_fn = self._model.loss_fn()
     metrics = self._training.metrics
 
-    def first_step(ask, x, y, num_examples):
+    def first_step(ask, element, num_examples):
+      batch = self._model.training_batch(element)
+      weight_sum = self._training.weight_sum(batch)
       synchronized = SynchronizedBatchNorm(
           keras_model,
           ask,
-          self.client_weight(num_examples),
+          self.client_weight(num_examples, weight_sum),
           fused_moments=fused_moments,
           synchronize_backward=synchronize_backward,
       )
@@ -97,10 +100,10 @@ class FedTanWork(client_work.ClientWork):
           batch_norm_calls.replaced(keras_model, synchronized),
           tf.GradientTape() as tape,
       ):
-        output, loss = output_and_loss(keras_model, loss_fn, x, y)
+        output, loss = output_and_loss(self._model, batch)
       gradients = dense_gradients(tape, loss, keras_model.trainable_weights)
       for metric in metrics:
-        metric.update_state(y, output)
+        metric.update_state(batch.y, output, batch.sample_weight)
       return _FirstStep(
           gradients=gradients,
           others=[tf.identity(keras_model.weights[p]) for p in self._others],
@@ -109,13 +112,14 @@ class FedTanWork(client_work.ClientWork):
               [tf.identity(v) for v in metric.variables] for metric in metrics
           ],
           num_examples=num_examples,
+          weight_sum=weight_sum,
           exchanged=tf.sqrt(synchronized.squared_norm),
       )
 
     return staged_function.StagedFunction(
         first_step,
         keras_model.weights,
-        *self._model.input_spec,
+        self._model.input_spec,
         tf.TensorSpec([], tf.int64),
         jit_compile=self._training.config.jit_compile,
     )
@@ -145,7 +149,7 @@ class FedTanWork(client_work.ClientWork):
           first_step.questions[0],
           *first_step.start(
               self._weights.merged_tensors(weights, {}),
-              *batch,
+              batch,
               num_examples,
               seed=seed,
           ),
@@ -258,9 +262,10 @@ class FedTanWork(client_work.ClientWork):
     values = self._weights.select(found, values, before)
     loss_sum = first.loss * tf.cast(first.num_examples, first.loss.dtype)
     loss_sum = tf.cast(loss_sum, trainable[0].dtype)
-    num_examples = first.num_examples
+    num_examples, weight_sum = first.num_examples, first.weight_sum
     num_steps = tf.ones([], tf.int64)
     loss_sum = numerics.where_or_zero(found, loss_sum)
+    weight_sum = numerics.where_or_zero(found, weight_sum)
     metric_sums = numerics.where_or_zero(found, first.metric_sums)
     if isinstance(training, LocalTraining):
       rest = training.train(
@@ -273,13 +278,24 @@ class FedTanWork(client_work.ClientWork):
       )
       values, optimizer_state = rest.values, rest.optimizer_state
       num_steps = rest.num_steps
-      num_examples, loss_sum, metric_sums = tf.nest.map_structure(
+      num_examples, weight_sum, loss_sum, metric_sums = tf.nest.map_structure(
           tf.add,
-          (num_examples, loss_sum, metric_sums),
-          (rest.num_examples, rest.loss_sum, rest.metric_sums),
+          (num_examples, weight_sum, loss_sum, metric_sums),
+          (
+              rest.num_examples,
+              rest.weight_sum,
+              rest.loss_sum,
+              rest.metric_sums,
+          ),
       )
     result = LocalResult(
-        values, num_examples, loss_sum, metric_sums, optimizer_state, num_steps
+        values=values,
+        num_examples=num_examples,
+        weight_sum=weight_sum,
+        loss_sum=loss_sum,
+        metric_sums=metric_sums,
+        optimizer_state=optimizer_state,
+        num_steps=num_steps,
     )
     # A client without data has no first step that could fail.
     sound = tf.logical_or(takes_part, tf.logical_not(found))
@@ -302,7 +318,7 @@ def _first_batch(dataset: tf.data.Dataset, spec: Any) -> tuple[Any, tf.Tensor]:
       (dataset.take(1), tf.data.Dataset.from_tensors(True))
   ).concatenate(tf.data.Dataset.from_tensors((example, False)))
   batch, found = batches.take(1).get_single_element()
-  size = tf.shape(tf.nest.flatten(batch[1])[0], tf.int64)[0]
+  size = batch_lib.num_examples(batch)
   size = tf.where(found, size, tf.zeros_like(size))
   batch = tf.cond(size > 0, lambda: batch, lambda: example)
   for tensor, tensor_spec in zip(

@@ -1,11 +1,11 @@
 """A Keras model as data: variables with their roles and initial values."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 import copy
 import dataclasses
 import functools
 import math
-from typing import Any, Optional, TypeAlias
+from typing import Any, Optional, Self, TypeAlias
 
 import keras
 import numpy as np
@@ -13,10 +13,14 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.common import checks
+from tff_bn.keras_model import compiled
 from tff_bn.keras_model import constraints
 from tff_bn.keras_model import model_arguments
 from tff_bn.keras_model import model_metrics
+from tff_bn.keras_model import objective
+from tff_bn.keras_model import outputs
 from tff_bn.keras_model import training_writes
+from tff_bn.keras_model.batch import Batch
 from tff_bn.keras_model.partition import Role
 from tff_bn.layers import discovery
 from tff_bn.layers.hybrid_batch_normalization import HybridBatchNormalization
@@ -112,10 +116,24 @@ class BatchNormModel:
       self,
       keras_model_fn: Callable[[], keras.Model],
       input_spec: Any,
-      loss_fn: Callable[[], keras.losses.Loss],
-      metrics_fn: Optional[Callable[[], Sequence[keras.metrics.Metric]]] = None,
+      loss_fn: Callable[[], objective.Losses],
+      metrics_fn: Optional[Callable[[], model_metrics.MetricLists]] = None,
+      *,
+      loss_weights: Optional[objective.LossWeights] = None,
+      weighted_metrics_fn: Optional[
+          Callable[[], model_metrics.MetricLists]
+      ] = None,
+      class_weight: Optional[Mapping[int, float]] = None,
   ):
     """Builds the model once, with its initial weights.
+
+    Losses, metrics and weights are as in Keras's `compile` and `fit`. For a
+    model with several outputs, `loss_fn`, `metrics_fn`, `weighted_metrics_fn`
+    and `loss_weights` give a list with one entry for each output, or a
+    dictionary by the names of the outputs, and the labels have this form, too.
+    The names are the keys of a dictionary of outputs, the names of the layers
+    that compute the outputs of a functional model, or `output_1`, `output_2`,
+    ….
 
     Args:
       keras_model_fn: A function without arguments that returns a new
@@ -123,33 +141,63 @@ class BatchNormModel:
         variable that is trained with others. Functional, Sequential and
         subclassed models work, unless they override Keras's methods for
         training and evaluation, such as `train_step` or `compute_loss`. What a
-        compiled model was compiled with is ignored, with a warning. The
-        function is called once; if its model is not built yet, twice.
-      input_spec: The `element_spec` of a batched `tf.data.Dataset` of `(x, y)`.
+        compiled model was compiled with is ignored, with a warning; see
+        `from_compiled`. The function is called once; if its model is not built
+        yet, twice.
+      input_spec: The `element_spec` of a batched `tf.data.Dataset` of `(x, y)`
+        or `(x, y, sample_weight)`. Each part is a tensor or a nested structure
+        of tensors. `sample_weight` is a tensor of shape `[batch]`, of a shape
+        that Keras's losses broadcast, or has such a tensor for each output.
       loss_fn: A function without arguments that returns a Keras loss, which
-        averages over the batch.
+        averages over the batch. A single loss is the loss of each output.
+        `None` in a list or dictionary is for an output without a loss. If the
+        model has one output and y has several tensors, the loss gets all of
+        them.
       metrics_fn: A function without arguments that returns a list of Keras
-        metrics with different names. Their variables must be sums over the
-        examples, as in all metrics of Keras, because the server adds up those
-        of the clients. A result may be a vector, as of
-        `keras.metrics.F1Score(average=None)`, or a dictionary. Default: none.
+        metrics with different names, which ignore `sample_weight`. Their
+        variables must be sums over the examples, as in all metrics of Keras,
+        because the server adds up those of the clients. A result may be a
+        vector, as of `keras.metrics.F1Score(average=None)`, or a dictionary.
+        Results of several outputs are named `OUTPUT_METRIC`, and their losses
+        `OUTPUT_loss`. Default: none.
+      loss_weights: The factor of each loss in their sum. Default: 1.
+      weighted_metrics_fn: Like `metrics_fn`, for metrics that use
+        `sample_weight`. Default: none.
+      class_weight: The weight of each class, 0, 1, …, in the loss and the
+        weighted metrics of training, but not of evaluation. For models with one
+        output, labels of shape `[batch]`, `[batch, 1]` or one-hot, and batches
+        `(x, y)`. Default: all examples count alike.
 
     Raises:
       TypeError: If an argument is not a function that returns what it should,
         such as a model, a loss or a list of metrics themselves.
-      ValueError: If `input_spec` is not of a batched dataset of pairs, or does
-        not fit the model's input, `keras_model_fn` returns a model or trained
-        variables that existed before, the model has no trainable variable, one
-        of an unusual dtype, or own methods for training, two metrics have the
-        same name, or a metric cannot be computed or added up.
+      ValueError: If `input_spec` is not of a batched dataset of such elements,
+        or does not fit the model's input, `keras_model_fn` returns a model or
+        trained variables that existed before, the model has no trainable
+        variable, one of an unusual dtype, or own methods for training, losses
+        or metrics do not fit the outputs or the labels, a loss does not average
+        over the batch, two metrics have the same name, or a metric cannot be
+        computed or added up.
     """
     model_arguments.check_model_fn(keras_model_fn)
     self.input_spec = model_arguments.check_input_spec(input_spec)
     model_arguments.check_loss_fn(loss_fn)
     self.keras_model_fn = keras_model_fn
     self.loss_fn = loss_fn
+    self.loss_weights = loss_weights
     self.metrics_fn = metrics_fn if metrics_fn is not None else list
-    model_arguments.check_metrics_fn(self.metrics_fn)
+    model_arguments.check_metrics_fn('metrics_fn', self.metrics_fn)
+    self.weighted_metrics_fn = (
+        weighted_metrics_fn if weighted_metrics_fn is not None else list
+    )
+    model_arguments.check_metrics_fn(
+        'weighted_metrics_fn', self.weighted_metrics_fn
+    )
+    self._class_weights = None
+    if class_weight is not None:
+      self._class_weights = objective.check_class_weight(
+          class_weight, self._specs
+      )
     self.keras_model = self._new_keras_model()
     model_arguments.check_training(self.keras_model)
     if not self.keras_model.trainable_weights:
@@ -170,8 +218,34 @@ class BatchNormModel:
     )
     # Of the metrics' results, by name.
     self.metric_shapes = model_metrics.check(
-        self.new_metrics(), *self._metric_specs
+        self.new_metrics(), self._training_specs
     )
+
+  @classmethod
+  def from_compiled(cls, keras_model: keras.Model, input_spec: Any) -> Self:
+    """Builds the model from a compiled Keras model, with its weights.
+
+    It takes the loss, `loss_weights`, metrics and `weighted_metrics` of
+    `compile`. Clients train with the `client_optimizer` of the algorithm's
+    builder instead of the optimizer of `compile`. The other arguments of
+    `compile` have no effect.
+
+    Example:
+    ```
+    keras_model.compile('sgd', 'mse', metrics=['mae'])
+    model = BatchNormModel.from_compiled(keras_model, dataset.element_spec)
+    ```
+
+    Args:
+      keras_model: A compiled model. It is copied, see `tff_bn.copy_model`.
+      input_spec: The `element_spec` of a batched `tf.data.Dataset`.
+
+    Raises:
+      TypeError: If `keras_model` is not a Keras model.
+      ValueError: If it is not compiled with a loss, or a metric cannot be
+        copied. For the other errors, see the constructor.
+    """
+    return cls(input_spec=input_spec, **compiled.arguments(keras_model))
 
   def __repr__(self) -> str:
     layers = {v.batch_norm for v in self.variables} - {None}
@@ -179,13 +253,17 @@ class BatchNormModel:
         sum(math.prod(v.shape) for v in self.variables if v.trainable == kind)
         for kind in (True, False)
     )
-    x, y = tf.nest.map_structure(
-        lambda spec: f'{spec.dtype.name} {spec.shape}', self.input_spec
+    parts = zip(
+        Batch._fields,
+        tf.nest.map_structure(
+            lambda spec: f'{spec.dtype.name} {spec.shape}', self.input_spec
+        ),
     )
     return (
         f'<BatchNormModel {self.keras_model.name!r}:'
         f' {num_trainable:,} trainable and {num_others:,} other parameters,'
-        f' {len(layers)} batch normalization layers, x: {x}, y: {y}>'
+        f' {len(layers)} batch normalization layers,'
+        f' {", ".join(f"{name}: {part}" for name, part in parts)}>'
     )
 
   def _new_keras_model(self) -> keras.Model:
@@ -201,7 +279,7 @@ class BatchNormModel:
     else:
       sample = tf.nest.map_structure(
           lambda spec: tf.zeros([d or 1 for d in spec.shape], spec.dtype),
-          self.input_spec[0],
+          self._specs.x,
       )
       model(sample, training=False)
       if not hasattr(self, 'keras_model'):
@@ -217,15 +295,58 @@ class BatchNormModel:
     model.constraints = constraints.Constraints([])
     return model
 
+  @property
+  def _specs(self) -> Batch:
+    """The specs of a batch."""
+    return Batch(*self.input_spec)
+
+  @property
+  def _training_specs(self) -> Batch:
+    """The specs of a batch in training, whose classes can have weights."""
+    if self._class_weights is None:
+      return self._specs
+    return self._specs._replace(
+        sample_weight=tf.TensorSpec(self._specs.y.shape[:1], tf.float32)
+    )
+
   @functools.cached_property
-  def _metric_specs(self) -> tuple[Any, Any]:
-    """The specs that metrics compare: of the labels and the model's output."""
-    x_spec, y_spec = self.input_spec
-    return y_spec, model_metrics.output_spec(self.keras_model, x_spec)
+  def _outputs(self) -> tuple[outputs.Output, ...]:
+    return outputs.find(
+        self.keras_model,
+        model_metrics.output_spec(self.keras_model, self._specs.x),
+    )
+
+  @functools.cached_property
+  def batch_loss(self) -> objective.Objective:
+    """The loss of a batch, a function of the labels and the model's output."""
+    return objective.Objective(
+        self.loss_fn(), self.loss_weights, self._outputs, self._training_specs
+    )
 
   def new_metrics(self) -> model_metrics.Metrics:
     """Returns new metrics by their names, with all their variables."""
-    return model_metrics.build(self.metrics_fn(), *self._metric_specs)
+    return model_metrics.build(
+        self.metrics_fn(),
+        self.weighted_metrics_fn(),
+        self.batch_loss,
+        self._outputs,
+        self._training_specs,
+    )
+
+  @property
+  def has_sample_weights(self) -> bool:
+    """Whether each training example has one weight, given or of its class."""
+    weights = self._training_specs.sample_weight
+    return weights is not None and not tf.nest.is_nested(weights)
+
+  def training_batch(self, element: Any) -> Batch:
+    """Returns the parts of a dataset's element, with the weights of classes."""
+    batch = Batch(*element)
+    if self._class_weights is None:
+      return batch
+    return batch._replace(
+        sample_weight=objective.class_weights(batch.y, self._class_weights)
+    )
 
   @property
   def has_batch_norm(self) -> bool:
@@ -265,7 +386,7 @@ class BatchNormModel:
     if not candidates:
       return candidates
     return candidates - training_writes.assigned_positions(
-        self.keras_model, self.input_spec[0]
+        self.keras_model, self._specs.x
     )
 
   @property

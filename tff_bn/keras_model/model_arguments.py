@@ -1,6 +1,6 @@
 """Checks of the arguments of `BatchNormModel`."""
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 import inspect
 import random
 from typing import Any
@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tff_bn.common import checks
 from tff_bn.common import element_types
+from tff_bn.keras_model.batch import Batch
 from tff_bn.layers import discovery
 
 # How to train a copy of a model that exists, in messages.
@@ -81,7 +82,8 @@ def check_training(model: keras.Model) -> None:
     logging.warning(
         'The model %r of keras_model_fn is compiled, but training ignores its'
         ' %s: loss_fn, metrics_fn and the client_optimizer of the builder'
-        ' replace them.',
+        ' replace them. BatchNormModel.from_compiled takes the losses and'
+        ' metrics of a compiled model.',
         model.name,
         ', '.join(given) or 'settings',
     )
@@ -99,7 +101,7 @@ def _describe(value: Any) -> str:
 
 
 def check_loss_fn(loss_fn: Any) -> None:
-  """Raises a `TypeError` if `loss_fn` does not return a Keras loss."""
+  """Raises a `TypeError` if `loss_fn` does not return Keras losses."""
   if isinstance(loss_fn, keras.losses.Loss):
     name = type(loss_fn).__name__
     raise TypeError(
@@ -107,39 +109,59 @@ def check_loss_fn(loss_fn: Any) -> None:
         f' itself; use lambda: keras.losses.{name}(...).'
     )
   _check_function('loss_fn', loss_fn, 'a keras.losses.Loss')
-  checks.check_type(
-      'loss_fn',
-      loss_fn(),
-      keras.losses.Loss,
-      'return a keras.losses.Loss, such as'
-      ' keras.losses.SparseCategoricalCrossentropy(from_logits=True)',
-  )
+  losses = loss_fn()
+  for loss in _flatten(losses) if losses is not None else [None]:
+    if not isinstance(loss, (str, keras.losses.Loss)) and not callable(loss):
+      raise TypeError(
+          'loss_fn must return a keras.losses.Loss, such as'
+          ' keras.losses.SparseCategoricalCrossentropy(from_logits=True), or a'
+          " list or dictionary of the outputs' losses, but returned"
+          f' {_of_type(loss)}.'
+      )
 
 
-def check_metrics_fn(metrics_fn: Any) -> None:
-  """Raises a `TypeError` if `metrics_fn` does not return Keras metrics."""
-  if isinstance(metrics_fn, (list, tuple, keras.metrics.Metric)):
+def check_metrics_fn(name: str, metrics_fn: Any) -> None:
+  """Raises a `TypeError` if `metrics_fn` does not return Keras metrics.
+
+  `name` is the name of the argument.
+  """
+  if isinstance(metrics_fn, (list, tuple, dict, keras.metrics.Metric)):
     raise TypeError(
-        'metrics_fn must be a function that returns a list of new Keras'
-        f' metrics, but is a {type(metrics_fn).__name__} itself; use lambda:'
+        f'{name} must be a function that returns a list of new Keras metrics,'
+        f' but is a {type(metrics_fn).__name__} itself; use lambda:'
         " [keras.metrics.SparseCategoricalAccuracy('accuracy')]."
     )
-  _check_function('metrics_fn', metrics_fn, 'a list of keras.metrics.Metric')
+  _check_function(name, metrics_fn, 'a list of keras.metrics.Metric')
   metrics = metrics_fn()
   checks.check_type(
-      'metrics_fn',
+      name,
       metrics,
-      (list, tuple),
-      'return a list of keras.metrics.Metric',
+      (list, tuple, Mapping),
+      'return a list of keras.metrics.Metric, or a list or dictionary of the'
+      " outputs' metrics",
   )
-  for metric in metrics:
-    checks.check_type(
-        'metrics_fn',
-        metric,
-        keras.metrics.Metric,
-        'return a list of keras.metrics.Metric, such as'
-        " [keras.metrics.SparseCategoricalAccuracy('accuracy')]",
-    )
+  for metric in _flatten(metrics):
+    if not isinstance(metric, (str, keras.metrics.Metric)) and not callable(
+        metric
+    ):
+      raise TypeError(
+          f'{name} must return a list of keras.metrics.Metric, such as'
+          " [keras.metrics.SparseCategoricalAccuracy('accuracy')], but it"
+          f' contains {_of_type(metric)}.'
+      )
+
+
+def _flatten(values: Any) -> list[Any]:
+  """Returns the losses or metrics in nested lists; None is for outputs."""
+  if isinstance(values, Mapping):
+    values = list(values.values())
+  if not isinstance(values, (list, tuple)):
+    return [values]
+  return [v for part in values if part is not None for v in _flatten(part)]
+
+
+def _of_type(value: Any) -> str:
+  return f'{value!r} of type {type(value).__name__}'
 
 
 def _check_function(name: str, value: Any, returned: str) -> None:
@@ -158,32 +180,38 @@ def _check_function(name: str, value: Any, returned: str) -> None:
     pass  # Some functions in C have no signature.
 
 
-def check_input_spec(input_spec: Any) -> tuple[Any, Any]:
-  """Returns the specs of x and y of a batched dataset of pairs.
+def check_input_spec(input_spec: Any) -> tuple[Any, ...]:
+  """Returns the specs of `(x, y)` or `(x, y, sample_weight)`, as a tuple.
 
   It raises a `TypeError` for other things than specs of ordinary tensors, and a
-  `ValueError` without a pair, a batch axis or a known rank.
+  `ValueError` for other elements, without a batch axis or without a known rank.
   """
   if isinstance(input_spec, tf.data.Dataset):
     raise TypeError(
         'input_spec must be the element_spec of a dataset, but is a'
         f' {type(input_spec).__name__}; use dataset.element_spec.'
     )
-  if not isinstance(input_spec, (tuple, list)) or len(input_spec) != 2:
+  if not isinstance(input_spec, (tuple, list)) or len(input_spec) not in (2, 3):
     raise ValueError(
         'input_spec must be the element_spec of a batched dataset of (x, y)'
-        f' pairs, but is {input_spec!r}.'
+        f' pairs or of (x, y, sample_weight), but is {input_spec!r}.'
         + element_types.pairs_advice(input_spec)
     )
-  for name, part in zip(('x', 'y'), input_spec):
-    for spec in tf.nest.flatten(part):
-      _check_tensor(name, spec, is_whole=spec is part)
-  x, y = input_spec
-  return x, y
+  names = Batch._fields[: len(input_spec)]
+  for name, part in zip(names, input_spec):
+    specs = tf.nest.flatten(part)
+    if not specs:
+      raise ValueError(f'input_spec has no tensor in {name}: {input_spec!r}.')
+    for spec in specs:
+      _check_tensor(name, spec, names if spec is part else ())
+  return tuple(input_spec)
 
 
-def _check_tensor(name: str, spec: Any, is_whole: bool) -> None:
-  """Checks the spec of a tensor in `x` or `y`, possibly the only one."""
+def _check_tensor(name: str, spec: Any, parts: Sequence[str]) -> None:
+  """Checks the spec of a tensor in the part `name`.
+
+  `parts` are the names of all parts if it is the only tensor of its part.
+  """
   checks.check_type(
       'input_spec',
       spec,
@@ -193,9 +221,9 @@ def _check_tensor(name: str, spec: Any, is_whole: bool) -> None:
   if not isinstance(spec, tf.TensorSpec):
     function = ''
     convert = _TO_TENSOR.get(type(spec))
-    if convert is not None and is_whole:
-      parts = [convert.format(p) if p == name else p for p in ('x', 'y')]
-      function = f'(lambda x, y: ({", ".join(parts)}))'
+    if convert is not None and parts:
+      converted = [convert.format(p) if p == name else p for p in parts]
+      function = f'(lambda {", ".join(parts)}: ({", ".join(converted)}))'
     raise TypeError(
         f'input_spec must consist of tf.TensorSpecs, but {name} has a part of'
         f' type {type(spec).__name__}. Convert it to an ordinary tensor by'
@@ -219,9 +247,9 @@ def _not_batched(spec: tf.TensorSpec) -> str:
   )
 
 
-def check_fits(input_spec: tuple[Any, Any], model: keras.Model) -> None:
+def check_fits(input_spec: tuple[Any, ...], model: keras.Model) -> None:
   """Raises a `ValueError` if a model with known inputs can't take `x`."""
-  spec = input_spec[0]
+  spec = Batch(*input_spec).x
   inputs = getattr(model, 'inputs', None) or []
   given = len(tf.nest.flatten(spec))
   if given < len(inputs):

@@ -6,20 +6,28 @@ for each class. Here all metrics get their variables before they are traced.
 """
 
 import collections
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import math
 import re
-from typing import Any
+from typing import Any, Optional, TypeAlias
 
 import keras
+from keras.src.trainers import compile_utils
 from keras.src.utils import naming
 import numpy as np
 import tensorflow as tf
 
 from tff_bn.keras_model import keras_copy
 from tff_bn.keras_model import mixed_precision
+from tff_bn.keras_model import objective
+from tff_bn.keras_model import outputs as outputs_lib
+from tff_bn.keras_model.batch import Batch
 
-Metrics = collections.OrderedDict[str, keras.metrics.Metric]
+# What Keras's `compile` takes as a metric.
+MetricLike: TypeAlias = str | keras.metrics.Metric | Callable[..., Any]
+# The metrics of all outputs: of a single one a list; of several ones a list or
+# dictionary of lists.
+MetricLists: TypeAlias = Sequence[Any] | Mapping[str, Any]
 # The shape of each result, by its name.
 Shapes = collections.OrderedDict[str, tuple[int, ...]]
 
@@ -58,56 +66,218 @@ def output_spec(model: keras.Model, x_spec: Any) -> Any:
   )
 
 
+class OutputMetric:
+  """A Keras metric of one output of a model.
+
+  Attributes:
+    metric: The metric.
+    output: The output.
+    is_weighted: Whether it uses the weights of the examples.
+    argument: The argument of the model that it comes from, for errors.
+  """
+
+  def __init__(
+      self,
+      metric: keras.metrics.Metric,
+      output: outputs_lib.Output,
+      is_weighted: bool,
+      argument: str,
+  ):
+    self.metric = metric
+    self.output = output
+    self.is_weighted = is_weighted
+    self.argument = argument
+
+  @property
+  def description(self) -> str:
+    """The metric in words, for errors."""
+    place = f' of {self.output.description}' if self.output.name else ''
+    return (
+        f'{self.argument}: the metric {self.metric.name!r}'
+        f' ({type(self.metric).__name__}){place}'
+    )
+
+  @property
+  def name(self) -> str:
+    """The name of its result."""
+    return '_'.join(filter(None, (self.output.name, self.metric.name)))
+
+  @property
+  def variables(self) -> Sequence[keras.Variable]:
+    """The metric's variables, sums over the examples."""
+    return self.metric.variables
+
+  def reset_state(self) -> None:
+    """Starts the sums afresh."""
+    self.metric.reset_state()
+
+  @property
+  def result(self) -> Callable[[], Any]:
+    """The function that computes the metric from the sums."""
+    # AutoGraph converts only the function itself that is traced.
+    return self.metric.result
+
+  def update_state(
+      self, y: Any, outputs: Any, sample_weight: Optional[Any] = None
+  ) -> None:
+    """Adds a batch: its labels, the model's outputs, the examples' weights."""
+    weight = sample_weight if self.is_weighted else None
+    self.update_part(
+        self.output.of(y),
+        self.output.of(outputs),
+        **objective.weight_of(self.output, weight),
+    )
+
+  def update_part(self, y: Any, output: Any, **weight: Any) -> None:
+    """Adds a batch, given what belongs to this output."""
+    self.metric.update_state(y, output, **weight)
+
+
+class OutputLoss(OutputMetric):
+  """The mean loss of one of several outputs, as Keras's `fit` reports it."""
+
+  def __init__(self, output: outputs_lib.Output, loss: keras.losses.Loss):
+    super().__init__(keras.metrics.Mean('loss'), output, True, 'loss_fn')
+    self._loss = loss
+
+  def update_part(self, y: Any, output: Any, **weight: Any) -> None:
+    """See the base class."""
+    size = tf.shape(tf.nest.flatten(y)[0])[0]
+    self.metric.update_state(self._loss(y, output, **weight), size)
+
+
+Metrics: TypeAlias = collections.OrderedDict[str, OutputMetric]
+
+
 def build(
-    metrics: Iterable[keras.metrics.Metric], y_spec: Any, output_spec: Any
+    metrics: MetricLists,
+    weighted_metrics: MetricLists,
+    losses: objective.Objective,
+    outputs: Sequence[outputs_lib.Output],
+    specs: Batch,
 ) -> Metrics:
   """Creates the variables of metrics, and resets their states.
 
+  Args:
+    metrics: The metrics that ignore the weights of the examples.
+    weighted_metrics: The metrics that use them.
+    losses: The losses of the outputs.
+    outputs: The outputs of the model.
+    specs: The specs of a batch.
+
   Returns:
-    The metrics by their names. Where Keras has numbered an unnamed metric, such
-    as `mean_io_u_7`, it is numbered among the given ones instead, so that equal
-    lists of metrics have equal names.
+    The metrics by their names. Several outputs have their losses first, and
+    their names before the names of their metrics. Where Keras has numbered an
+    unnamed metric, such as `mean_io_u_7`, it is numbered among the metrics of
+    its output instead, so that equal lists of metrics have equal names. A
+    weighted metric with the name of another one is called `weighted_NAME`.
 
   Raises:
     ValueError: If a metric cannot be computed from such labels and outputs, or
       two metrics have the same name.
   """
-  named = _named(list(metrics))
+  found: list[OutputMetric] = []
+  if len(outputs) > 1:
+    found += [OutputLoss(output, loss) for output, loss in losses.parts]
+  found += _of_outputs('metrics_fn', metrics, False, outputs, specs)
+  found += _of_outputs(
+      'weighted_metrics_fn', weighted_metrics, True, outputs, specs
+  )
+  named = _named(found)
   for metric in named.values():
     try:
-      # As in Keras's `fit`: without data, and without changing a variable.
-      with keras.StatelessScope():
-        tf.function(_update_fn(metric), autograph=False).get_concrete_function(
-            y_spec, output_spec
-        )
+      _create_variables(metric, specs)
     # Metrics raise errors of many kinds.
     except Exception as error:
       raise ValueError(
-          f'{_describe(metric)} cannot be computed from labels of'
-          f' {_describe_specs(y_spec)} and outputs of'
-          f' {_describe_specs(output_spec)}: {error}'
+          f'{metric.description} cannot be computed from labels of'
+          f' {outputs_lib.describe(metric.output.of(specs.y))} and outputs of'
+          f' {outputs_lib.describe(metric.output.spec)}: {error}'
       ) from error
     metric.reset_state()
   return named
 
 
-def _named(metrics: Sequence[keras.metrics.Metric]) -> Metrics:
+def _of_outputs(
+    argument: str,
+    metrics: MetricLists,
+    are_weighted: bool,
+    outputs: Sequence[outputs_lib.Output],
+    specs: Batch,
+) -> Iterator[OutputMetric]:
+  """Yields the metrics of an argument with the outputs that they belong to."""
+  if len(outputs) > 1:
+    lists = outputs_lib.assign(argument, metrics, outputs) if metrics else []
+  else:
+    lists = [_flatten(metrics)]
+  for output, listed in zip(outputs, lists):
+    for metric in _flatten(listed):
+      try:
+        labels = output.of(specs.y)
+      except KeyError as error:
+        raise ValueError(
+            f'{argument} has a metric of {output.description}, but y has no'
+            ' labels for it.'
+        ) from error
+      try:
+        metric = compile_utils.get_metric(metric, labels, output.spec)
+      except ValueError as error:
+        raise ValueError(
+            f'{argument} has an unknown metric of {output.description}: {error}'
+        ) from error
+      yield OutputMetric(metric, output, are_weighted, argument)
+
+
+def _flatten(metrics: Any) -> list[Any]:
+  """Returns the metrics in a list, a dictionary, or lists of lists."""
+  if metrics is None:
+    return []
+  if isinstance(metrics, Mapping):
+    metrics = list(metrics.values())
+  if not isinstance(metrics, (list, tuple)):
+    return [metrics]
+  return [metric for part in metrics for metric in _flatten(part)]
+
+
+def _create_variables(metric: OutputMetric, specs: Batch) -> None:
+  # As in Keras's `fit`: without data, and without changing a variable.
+  with keras.StatelessScope():
+    tf.function(metric.update_part, autograph=False).get_concrete_function(
+        metric.output.of(specs.y), metric.output.spec, **_weight(metric, specs)
+    )
+
+
+def _weight(metric: OutputMetric, specs: Batch) -> dict[str, Any]:
+  """Returns the spec of the argument `sample_weight` of a metric."""
+  if not metric.is_weighted:
+    return {}
+  return objective.weight_of(metric.output, specs.sample_weight)
+
+
+def _named(metrics: Sequence[OutputMetric]) -> Metrics:
   """Returns metrics by their names, see `build`."""
-  _check_names([metric.name for metric in metrics])
+  for is_weighted in (False, True):
+    _check_names([m.name for m in metrics if m.is_weighted is is_weighted])
   named: Metrics = collections.OrderedDict()
-  counts = collections.Counter[str]()
+  counts = collections.Counter[tuple[str, str]]()
   for metric in metrics:
-    name = metric.name
-    class_name = naming.to_snake_case(type(metric).__name__)
-    if re.fullmatch(rf'{class_name}(_\d+)?', name):
-      count = counts[class_name]
-      name = f'{class_name}_{count}' if count else class_name
-      counts[class_name] += 1
-    named[name] = metric
+    own = metric.metric.name
+    class_name = naming.to_snake_case(type(metric.metric).__name__)
+    if re.fullmatch(rf'{class_name}(_\d+)?', own):
+      key = metric.output.name, class_name
+      count = counts[key]
+      own = f'{class_name}_{count}' if count else class_name
+      counts[key] += 1
+    parts = [metric.output.name, own]
+    if metric.is_weighted and '_'.join(filter(None, parts)) in named:
+      parts.insert(1, 'weighted')
+    named['_'.join(filter(None, parts))] = metric
+  if len(named) < len(metrics):
+    _check_names([metric.name for metric in metrics])
   return named
 
 
-def check(metrics: Metrics, y_spec: Any, output_spec: Any) -> Shapes:
+def check(metrics: Metrics, specs: Batch) -> Shapes:
   """Checks the metrics from `build`, and uses them up.
 
   Returns:
@@ -121,7 +291,7 @@ def check(metrics: Metrics, y_spec: Any, output_spec: Any) -> Shapes:
   shapes: list[tuple[str, tuple[int, ...]]] = []
   for name, metric in metrics.items():
     shapes.extend(_result_shapes(name, metric))
-    _check_state(metric, y_spec, output_spec)
+    _check_state(metric, specs)
   _check_names([name for one in shapes for name in entry_names(*one)])
   return collections.OrderedDict(shapes)
 
@@ -163,56 +333,36 @@ def entries(results: Mapping[str, Any]) -> collections.OrderedDict[str, Any]:
   return numbers
 
 
-def _update_fn(metric: keras.metrics.Metric) -> Any:
-  def update(y, output):
-    metric.update_state(y, output)
-
-  return update
-
-
-def _describe(metric: keras.metrics.Metric) -> str:
-  return f'metrics_fn: the metric {metric.name!r} ({type(metric).__name__})'
-
-
-def _describe_specs(specs: Any) -> str:
-  return ', '.join(
-      f'shape {spec.shape} and dtype {spec.dtype.name}'
-      for spec in tf.nest.flatten(specs)
-  )
-
-
 def _result_shapes(
     metric_name: str,
-    metric: keras.metrics.Metric,
+    metric: OutputMetric,
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
   """Yields the names and the shapes of a metric's results."""
   try:
     traced = tf.function(metric.result).get_concrete_function()
   except Exception as error:
     raise ValueError(
-        f'{_describe(metric)} has a result that cannot be computed in a graph:'
+        f'{metric.description} has a result that cannot be computed in a graph:'
         f' {error}'
     ) from error
   results = named_results(metric_name, traced.structured_outputs)
   for name, result in results.items():
     if not result.shape.is_fully_defined():
       raise ValueError(
-          f'{_describe(metric)} has the result {name!r} of shape'
+          f'{metric.description} has the result {name!r} of shape'
           f' {result.shape}; its shape must not depend on the data.'
       )
     yield name, tuple(result.shape)
 
 
-def _check_state(
-    metric: keras.metrics.Metric, y_spec: Any, output_spec: Any
-) -> None:
+def _check_state(metric: OutputMetric, specs: Batch) -> None:
   """Checks that a metric's variables are sums over the examples.
 
   The server adds the variables of the clients. A maximum, a moving average or a
   flag would become wrong without notice.
   """
   error = ValueError(
-      f'{_describe(metric)} has variables that are not sums over the examples,'
+      f'{metric.description} has variables that are not sums over the examples,'
       " such as a maximum or a flag, so the clients' variables cannot be added"
       ' up. Use a metric whose variables are sums that start from 0, as those'
       " of Keras's metrics are."
@@ -222,15 +372,17 @@ def _check_state(
     raise error
   if any(np.any(value) for value in _state(metric)):
     raise error
+  parts = (metric.output.of(specs.y), metric.output.spec)
+  weight = _weight(metric, specs)
   sizes = [
       math.prod(size or 1 for size in spec.shape)
-      for spec in tf.nest.flatten((y_spec, output_spec))
+      for spec in tf.nest.flatten((*parts, weight))
   ]
   if max(sizes) > _MAX_NUMBERS:
     return
   rng = np.random.default_rng(0)
   batches = [
-      (_sample(y_spec, size, rng), _sample(output_spec, size, rng))
+      tuple(_sample(part, size, rng) for part in (*parts, weight))
       for size in (2, 3)
   ]
   try:
@@ -243,17 +395,17 @@ def _check_state(
       raise error
 
 
-def _state(metric: keras.metrics.Metric) -> list[np.ndarray]:
+def _state(metric: OutputMetric) -> list[np.ndarray]:
   return [v.numpy().astype(np.float64) for v in metric.variables]
 
 
 def _state_after(
-    metric: keras.metrics.Metric, batches: Sequence[tuple[Any, Any]]
+    metric: OutputMetric, batches: Sequence[tuple[Any, ...]]
 ) -> list[np.ndarray]:
   """Returns the values of a metric's variables after some batches."""
   metric.reset_state()
-  for y, output in batches:
-    metric.update_state(y, output)
+  for y, output, weight in batches:
+    metric.update_part(y, output, **weight)
   return _state(metric)
 
 

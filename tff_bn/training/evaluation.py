@@ -12,10 +12,12 @@ import tensorflow_federated as tff
 
 from tff_bn.common import cores
 from tff_bn.common import element_types
+from tff_bn.keras_model import batch as batch_lib
 from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model import mixed_precision
 from tff_bn.keras_model import model_metrics
+from tff_bn.keras_model.batch import Batch
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import Role
@@ -54,7 +56,6 @@ class Evaluator:
     """
     self._model = model
     self._keras_model = model.to_keras()
-    self._loss = model.loss_fn()
     self._metrics = model.new_metrics()
     weights_spec = [
         tf.TensorSpec(v.shape, v.dtype) for v in self._keras_model.weights
@@ -86,17 +87,18 @@ class Evaluator:
     loss_sum, num_examples = tf.zeros([], tf.float64), tf.zeros([], tf.int64)
     if num_concurrent > 1:
       dataset = dataset.map(
-          lambda x, y: (self._predict(x), y),
+          lambda x, *others: (self._predict(x), *others),
           num_parallel_calls=num_concurrent,
           deterministic=True,
       )
     # An iterator, since `for batch in dataset` becomes `Dataset.reduce`, which
     # instantiates its function again at each call.
-    for x, y in iter(dataset):
-      predictions = x if num_concurrent > 1 else self._predict(x)
-      loss = self._update(y, predictions)
+    for element in iter(dataset):
+      batch = Batch(*element)
+      predictions = batch.x if num_concurrent > 1 else self._predict(batch.x)
+      loss = self._update(batch, predictions)
       # The last batch may be smaller, so batches are weighted by their size.
-      size = tf.shape(tf.nest.flatten(y)[0], tf.int64)[0]
+      size = batch_lib.num_examples(element)
       loss_sum += tf.cast(loss, tf.float64) * tf.cast(size, tf.float64)
       num_examples += size
     results: dict[str, tf.Tensor] = {}
@@ -110,11 +112,11 @@ class Evaluator:
     return mixed_precision.to_float32(self._keras_model(x, training=False))
 
   @tf.autograph.experimental.do_not_convert
-  def _update(self, y: Any, predictions: Any) -> tf.Tensor:
+  def _update(self, batch: Batch, predictions: Any) -> tf.Tensor:
     """Updates the metrics and returns the loss."""
     for metric in self._metrics.values():
-      metric.update_state(y, predictions)
-    return tf.reduce_mean(self._loss(y, predictions))
+      metric.update_state(batch.y, predictions, batch.sample_weight)
+    return self._model.batch_loss(batch.y, predictions, batch.sample_weight)
 
   @property
   def metric_names(self) -> tuple[str, ...]:
@@ -135,7 +137,8 @@ class Evaluator:
 
     Args:
       weights: The weights.
-      dataset: Batches of `(x, y)`.
+      dataset: Batches of the type of the model's input_spec. The weights of
+        examples count as in Keras's `evaluate`.
 
     Returns:
       `loss`, the mean over the examples (a float); the metrics by name (floats,
@@ -285,7 +288,7 @@ def reestimate_batch_norm_statistics(
   Args:
     model: The model.
     weights: Its weights.
-    dataset: Batches of `(x, y)`; `y` is not used.
+    dataset: Batches `(x, ...)`; labels are not used.
 
   Returns:
     The weights with new running statistics.
@@ -318,7 +321,7 @@ def reestimate_batch_norm_statistics(
     return type(layer).call(layer, inputs, training=True, mask=mask)
 
   with batch_norm_calls.replaced(keras_model, call, in_inference=True):
-    for x, _ in dataset:
+    for x, *_ in dataset:
       keras_model(x, training=False)
   for layer in discovery.batch_norm_layers(keras_model):
     if not layer.trainable:

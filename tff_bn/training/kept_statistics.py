@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tff_bn.catalog import local_training
 from tff_bn.clients.client_work import Moves
 from tff_bn.clients.client_work import MovingStatistics
 from tff_bn.data import federated
@@ -181,7 +182,9 @@ class _Rounds:
         in_round = 1 - self.sampled + self.sampled * in_round
         never_sampled *= (1 - self.sampled) ** num_rounds
       else:
-        is_weighted = statistics.config.client_weighting == 'num_examples'
+        is_weighted = (
+            statistics.config.client_weighting != local_training.UNIFORM
+        )
         in_round = np.average(
             in_round, weights=self.num_examples if is_weighted else None
         )
