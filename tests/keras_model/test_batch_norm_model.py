@@ -468,7 +468,7 @@ def test_arguments_of_wrong_type(arguments, message):
         ),
         (
             dict(input_spec=dict(zip(('image', 'label'), _SPEC))),
-            r'pairs .*, but is .*dataset.map .* lambda batch: \(batch\[X\], batch',
+            r'pairs .*, but is .*dataset.map .* lambda batch: \(batch\[X',
         ),
         (
             dict(input_spec=(tf.TensorSpec(None), _SPEC[1])),

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 import tff_bn
 from tff_bn.common import cores
-from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import Role
 from tff_bn.layers import PositionEncoding

@@ -150,9 +150,9 @@ class BatchNormModel:
         that Keras's losses broadcast, or has such a tensor for each output.
       loss_fn: A function without arguments that returns a Keras loss, which
         averages over the batch. A single loss is the loss of each output.
-        `None` in a list or dictionary is for an output without a loss. If the
-        model has one output and y has several tensors, the loss gets all of
-        them.
+        `None` in a list or dictionary is for an output without a loss. Unlike
+        in Keras, y can be a single tensor for several outputs, or several
+        tensors for one output: the loss and the metrics then get all of them.
       metrics_fn: A function without arguments that returns a list of Keras
         metrics with different names, which ignore `sample_weight`. Their
         variables must be sums over the examples, as in all metrics of Keras,
@@ -314,6 +314,7 @@ class BatchNormModel:
     return outputs.find(
         self.keras_model,
         model_metrics.output_spec(self.keras_model, self._specs.x),
+        self._specs.y,
     )
 
   @functools.cached_property

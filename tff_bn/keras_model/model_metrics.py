@@ -143,7 +143,8 @@ class OutputLoss(OutputMetric):
   def update_part(self, y: Any, output: Any, **weight: Any) -> None:
     """See the base class."""
     size = tf.shape(tf.nest.flatten(y)[0])[0]
-    self.metric.update_state(self._loss(y, output, **weight), size)
+    loss = objective.compute(self._loss, y, output, **weight)
+    self.metric.update_state(loss, size)
 
 
 Metrics: TypeAlias = collections.OrderedDict[str, OutputMetric]

@@ -1,6 +1,7 @@
 """The loss of a batch: what training minimizes, as Keras's `compile` has it."""
 
 from collections.abc import Callable, Mapping, Sequence
+import functools
 import numbers
 from typing import Any, Optional, TypeAlias
 
@@ -83,24 +84,25 @@ class Objective:
     """
     total = None
     for (output, loss), factor in zip(self.parts, self._factors):
-      value = loss_of(output, loss, y, outputs, sample_weight)
+      value = compute(
+          loss,
+          output.of(y),
+          output.of(outputs),
+          **weight_of(output, sample_weight),
+      )
       if factor is not None:
         value *= tf.constant(factor, value.dtype)
       total = value if total is None else total + tf.cast(value, total.dtype)
     return total
 
 
-def loss_of(
-    output: outputs_lib.Output,
-    loss: keras.losses.Loss,
-    y: Any,
-    outputs: Any,
-    sample_weight: Optional[Any],
+def compute(
+    loss: keras.losses.Loss, y: Any, output: Any, **weight: Any
 ) -> tf.Tensor:
-  """Computes the loss of one output, from the values of all outputs."""
-  return loss(
-      output.of(y), output.of(outputs), **weight_of(output, sample_weight)
-  )
+  """Computes the loss of one output; see `weight_of` for `weight`."""
+  # Inside of a scope, a loss's name may begin with an underscore.
+  with tf.name_scope('loss'):
+    return loss(y, output, **weight)
 
 
 def weight_of(
@@ -187,7 +189,8 @@ def _by_output(
   flat = list(values.values()) if isinstance(values, Mapping) else list(values)
   if len(flat) != 1:
     raise ValueError(
-        f'{argument} has {len(flat)} entries, but the model has one output.'
+        f'{argument} has {len(flat)} entries, but the model has one output, or y'
+        ' is a single tensor for all of its outputs.'
     )
   if isinstance(values, Mapping) and set(values) != {
       output.layer or next(iter(output.path), '')
@@ -223,7 +226,7 @@ def _check(
   try:
     loss = compile_utils.get_loss(loss, labels, output.spec)
     with keras.StatelessScope():
-      traced = tf.function(loss.__call__, autograph=False)
+      traced = tf.function(functools.partial(compute, loss), autograph=False)
       value = traced.get_concrete_function(labels, output.spec, **weight)
   # Losses raise errors of many kinds.
   except Exception as error:

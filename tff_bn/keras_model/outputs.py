@@ -16,16 +16,17 @@ class Output(NamedTuple):
   """One output of a model.
 
   Attributes:
-    name: Its name; empty if the model has no other output.
+    name: Its name; empty if the model has no other output, or if it stands for
+      all outputs together.
     path: The keys and positions that lead to it in the model's output.
     layer: The name of the layer, if Keras knows it: a second name.
-    spec: The spec of a batch.
+    spec: The spec of a batch, or of all outputs.
   """
 
   name: str
   path: tuple[str | int, ...]
   layer: str
-  spec: tf.TensorSpec
+  spec: Any
 
   @property
   def description(self) -> str:
@@ -65,8 +66,11 @@ class Output(NamedTuple):
     return structure
 
 
-def find(model: keras.Model, spec: Any) -> tuple[Output, ...]:
-  """Returns the outputs of a model, given the spec of what it returns.
+def find(model: keras.Model, spec: Any, y_spec: Any) -> tuple[Output, ...]:
+  """Returns the outputs of a model, given the specs of outputs and labels.
+
+  If the labels are a single tensor, several outputs count as one: the loss gets
+  all of them.
 
   The outputs of a functional model with a list of outputs are named after their
   layers. Other names are the keys of dictionaries, or `output_1`, ….
@@ -78,6 +82,8 @@ def find(model: keras.Model, spec: Any) -> tuple[Output, ...]:
   if len(leaves) == 1:
     path, leaf = leaves[0]
     return (Output('', path, layers[0], leaf),)
+  if not tf.nest.is_nested(y_spec):
+    return (Output('', (), '', spec),)
   is_list = isinstance(spec, Sequence)
   return tuple(
       Output(
