@@ -189,8 +189,8 @@ def _by_output(
   flat = list(values.values()) if isinstance(values, Mapping) else list(values)
   if len(flat) != 1:
     raise ValueError(
-        f'{argument} has {len(flat)} entries, but the model has one output, or y'
-        ' is a single tensor for all of its outputs.'
+        f'{argument} has {len(flat)} entries, but the model has one output, or'
+        ' y is a single tensor for all of its outputs.'
     )
   if isinstance(values, Mapping) and set(values) != {
       output.layer or next(iter(output.path), '')

@@ -60,6 +60,8 @@ class Evaluator:
     weights_spec = [
         tf.TensorSpec(v.shape, v.dtype) for v in self._keras_model.weights
     ]
+    # The outputs of the model when it was traced.
+    self._structure: Any = None
     self._predict = tf.function(self._predictions, autograph=False)
     self._num_concurrent = _num_concurrent()
     self._evaluate, self._evaluate_concurrently = (
@@ -86,6 +88,7 @@ class Evaluator:
       metric.reset_state()
     loss_sum, num_examples = tf.zeros([], tf.float64), tf.zeros([], tf.int64)
     if num_concurrent > 1:
+      # The outputs as a tuple, because datasets convert lists to tensors.
       dataset = dataset.map(
           lambda x, *others: (self._predict(x), *others),
           num_parallel_calls=num_concurrent,
@@ -96,7 +99,7 @@ class Evaluator:
     for element in iter(dataset):
       batch = Batch(*element)
       predictions = batch.x if num_concurrent > 1 else self._predict(batch.x)
-      loss = self._update(batch, predictions)
+      loss = self._update(batch, self._outputs(predictions))
       # The last batch may be smaller, so batches are weighted by their size.
       size = batch_lib.num_examples(element)
       loss_sum += tf.cast(loss, tf.float64) * tf.cast(size, tf.float64)
@@ -108,8 +111,25 @@ class Evaluator:
       results.update(model_metrics.named_results(name, result))
     return loss_sum, num_examples, results
 
-  def _predictions(self, x: Any) -> Any:
-    return mixed_precision.to_float32(self._keras_model(x, training=False))
+  def _predictions(self, x: Any) -> tuple[tf.Tensor, ...]:
+    """Returns the model's outputs, then their masks, see `_outputs`."""
+    self._structure = mixed_precision.to_float32(
+        self._keras_model(x, training=False)
+    )
+    flat = tf.nest.flatten(self._structure)
+    masks = [getattr(output, '_keras_mask', None) for output in flat]
+    return (*flat, *(mask for mask in masks if mask is not None))
+
+  def _outputs(self, predictions: Sequence[tf.Tensor]) -> Any:
+    """Returns outputs in the model's structure, with their masks."""
+    traced = tf.nest.flatten(self._structure)
+    flat = predictions[: len(traced)]
+    masks = iter(predictions[len(traced) :])
+    for output, like in zip(flat, traced, strict=True):
+      if getattr(like, '_keras_mask', None) is not None:
+        # Keras's losses and metrics read the mask of an output from here.
+        output._keras_mask = next(masks)
+    return tf.nest.pack_sequence_as(self._structure, flat)
 
   @tf.autograph.experimental.do_not_convert
   def _update(self, batch: Batch, predictions: Any) -> tf.Tensor:
