@@ -1,6 +1,6 @@
 """Tests that models of many kinds train as with Keras, in every algorithm."""
 
-import functools
+import itertools
 
 import client_rounds
 import keras
@@ -16,9 +16,6 @@ pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 _RATE = 0.05
 _SGD = tff.learning.optimizers.build_sgdm
-_ALGORITHMS = ('fed_avg', 'fed_bn', 'fedtan', 'fbn')
-# Keras's names of metrics that `fit` gives to the outputs.
-_SEPARATOR = '_'
 
 
 @pytest.fixture(name='policy')
@@ -85,11 +82,65 @@ def test_fedtan_makes_the_step_of_the_union(name, policy):
   )
   state = process.initialize()
   weights = process.get_model_weights(state)
-  data = [
-      tf.data.Dataset.from_tensors(batch) for batch in batches
-  ]
+  data = [tf.data.Dataset.from_tensors(batch) for batch in batches]
   expected = _step_of_union(model, case, weights, batches)
   found = process.get_model_weights(process.next(state, data).state)
   client_rounds.assert_close(
       model.from_model_weights(found), expected, 1e-8, 1e-10
   )
+
+
+# The tests above compute fed_avg and fedtan without mixed precision.
+_COMBINATIONS = [
+    *itertools.product(
+        user_models.MODELS,
+        ['mixed_bfloat16'],
+        ['fed_avg', 'fed_bn', 'fedtan', 'fbn'],
+    ),
+    *itertools.product(user_models.MODELS, ['float32'], ['fed_bn', 'fbn']),
+]
+_QUICK = frozenset(
+    [
+        ('unet_dice', 'mixed_bfloat16', 'fed_avg'),
+        ('huber', 'mixed_bfloat16', 'fed_bn'),
+        ('two_outputs', 'mixed_bfloat16', 'fedtan'),
+        ('text', 'float32', 'fbn'),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ('name', 'policy', 'algorithm'),
+    [
+        each if each in _QUICK else pytest.param(*each, marks=pytest.mark.slow)
+        for each in _COMBINATIONS
+    ],
+    indirect=['policy'],
+)
+def test_clients_without_data_change_nothing(name, policy, algorithm):
+  case = user_models.MODELS[name]
+  model = case.model()
+  assert {layer.dtype_policy.name for layer in model.keras_model.layers} >= {
+      policy
+  }
+  process = getattr(algorithms, f'build_{algorithm}')(model, _SGD(_RATE))
+  datasets = [case.dataset(client, 6) for client in range(2)]
+  empty = case.dataset(2, 4).take(0)
+  results = []
+  for data in (datasets, [datasets[0], empty, datasets[1]]):
+    training = client_rounds.Training(process, len(data))
+    before = training.weights(model)
+    train = training.next_round(data)['client_work']['train']
+    results.append((train, training.weights(model)))
+    if training.clients:
+      after = training.client_weights(model)
+      results[-1] += (after[0], after[-1])
+  client_rounds.assert_same(results[1], results[0])
+  assert train['num_examples'] == 12
+  assert all(np.all(np.isfinite(values)) for values in train.values())
+  for variable, old, new in zip(model.variables, before, results[0][1]):
+    assert np.all(np.isfinite(new)), variable
+    assert new.dtype == old.dtype
+    if variable.trainable and variable.batch_norm is None:
+      # A bias before batch normalization has no gradient.
+      assert np.any(new != old) or len(variable.shape) == 1, variable
