@@ -39,25 +39,35 @@ def _cases(*quick):
   ]
 
 
-@pytest.mark.parametrize('name', _cases('unet_dice', 'text', 'two_outputs'))
+@pytest.mark.parametrize('name', _cases('text', 'two_outputs'))
 def test_one_client_trains_as_fit(name):
   case = user_models.MODELS[name]
   model = case.model()
-  dataset = case.dataset(1, 10)  # The last batch is smaller.
-  process = algorithms.build_fed_avg(model, _SGD(_RATE, 0.9), local_epochs=2)
+  # The last batch is smaller, but not so small that rounding errors grow.
+  dataset = case.dataset(1, 20, batch_size=8)
+  process = algorithms.build_fed_avg(model, _SGD(_RATE, 0.9))
   training = client_rounds.Training(process, 1)
   metrics = training.next_round([dataset])['client_work']['train']
 
   keras_model = model.to_keras()
   case.compiled(keras_model, keras.optimizers.SGD(_RATE, 0.9))
-  history = keras_model.fit(dataset, epochs=2, shuffle=False, verbose=0).history
+  history = keras_model.fit(dataset, shuffle=False, verbose=0).history
   client_rounds.assert_close(
       training.weights(model), keras_model.get_weights(), 1e-6, 1e-6
   )
-  np.testing.assert_allclose(
-      metrics['loss'], np.mean(history['loss']), rtol=1e-5
-  )
-  assert {'loss', 'num_examples'} < set(metrics)
+  losses = {
+      name: weight * metrics[f'{name}_loss']
+      for name, weight in (case.loss_weights or {}).items()
+  }
+  if losses:
+    np.testing.assert_allclose(sum(losses.values()), metrics['loss'], rtol=1e-5)
+  # Keras's losses of the outputs give each batch the same weight.
+  names = {'loss', *model.metric_shapes} - {f'{name}_loss' for name in losses}
+  assert names <= history.keys() & metrics.keys()
+  for name in names:
+    np.testing.assert_allclose(
+        metrics[name], history[name][0], rtol=1e-5, atol=1e-6, err_msg=name
+    )
 
 
 def _step_of_union(model, case, weights, batches):
@@ -70,7 +80,7 @@ def _step_of_union(model, case, weights, batches):
 
 
 @pytest.mark.parametrize('policy', ['float64'], indirect=True)
-@pytest.mark.parametrize('name', _cases('unet_dice', 'two_outputs', 'series'))
+@pytest.mark.parametrize('name', _cases('unet_dice', 'two_outputs'))
 def test_fedtan_makes_the_step_of_the_union(name, policy):
   del policy
   case = user_models.MODELS[name]
