@@ -118,15 +118,15 @@ def convert_batch_norm(
     new_model = copy.layer(model)
     if model.built and not keras_copy.is_functional(model):
       keras_copy.build(new_model, model.get_build_config())
-  except TypeError as error:
+  except TypeError as cause:
     # Of Keras, for a layer whose `call` has no such argument.
-    if target.is_batch_norm or "argument 'mask'" not in str(error):
+    if target.is_batch_norm or "argument 'mask'" not in str(cause):
       raise
     raise ValueError(
         f'A custom layer of the model {model.name!r} calls its batch'
         f' normalization layer with the argument mask, which to={to!r} does not'
         ' have. Call it without mask: Keras hands the mask on by itself.'
-    ) from error
+    ) from cause
   copy.check()
   expected, found = (_num_weights(x, target) for x in (model, new_model))
   error = (
