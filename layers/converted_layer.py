@@ -11,6 +11,34 @@ from tff_bn.layers import discovery
 
 # The entry of a configuration that describes the replaced layers.
 _KEY = 'converted_batch_norm'
+# An attribute of the layers that replaced batch normalization layers.
+_MARK = 'replaces_batch_norm'
+
+
+def mark_replacement(layer: keras.Layer) -> None:
+  """Lets `norm_layers` find a layer that replaced batch normalization."""
+  setattr(layer, _MARK, True)
+
+
+def unmark_replacement(layer: keras.Layer) -> None:
+  """Undoes `mark_replacement`."""
+  if hasattr(layer, _MARK):
+    delattr(layer, _MARK)
+
+
+def is_norm(layer: keras.Layer) -> bool:
+  """Returns whether a layer is batch normalization or replaced it."""
+  return discovery.is_batch_norm(layer) or hasattr(layer, _MARK)
+
+
+def norm_layers(layer: keras.Layer) -> list[keras.Layer]:
+  """Returns the batch normalization layers in a layer, and their replacements.
+
+  A replacement may be of another class, such as
+  `keras.layers.GroupNormalization`. Other layers of such classes are not found.
+  The order is that of `tff_bn.layers.batch_norm_layers`.
+  """
+  return [each for each in discovery.all_layers(layer) if is_norm(each)]
 
 
 @keras.saving.register_keras_serializable(package='tff_bn')
@@ -41,7 +69,7 @@ class ConvertedLayer:
         },
         'layers': [
             keras.saving.serialize_keras_object(norm)
-            for norm in discovery.batch_norm_layers(self)
+            for norm in norm_layers(self)
         ],
     }
     return {**own.get_config(self), _KEY: converted}

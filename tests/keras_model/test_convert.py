@@ -2,6 +2,7 @@
 
 import types
 
+import convertible_models
 import keras
 import numpy as np
 import pytest
@@ -33,17 +34,6 @@ def _kind(layer):
 
 def _kinds(model):
   return {_kind(layer) for layer in layers.batch_norm_layers(model)}
-
-
-def _randomize(model, seed=0):
-  rng = np.random.default_rng(seed)
-  for variable in model.weights:
-    variable.assign(rng.uniform(0.5, 1.5, variable.shape))
-  return model
-
-
-def _random(*shape, seed=1):
-  return np.random.default_rng(seed).normal(1, 2, shape).astype(np.float32)
 
 
 def _sequential():
@@ -79,37 +69,6 @@ def _functional():
   )
 
 
-def _nested():
-  """Models in models, one of them called twice; layers in wrappers."""
-  inner = keras.Sequential(
-      [
-          keras.Input([3]),
-          keras_layers.Dense(3),
-          keras_layers.BatchNormalization(name='innermost'),
-      ],
-      name='inner',
-  )
-  h = keras.Input([3])
-  middle = keras.Model(
-      h,
-      keras_layers.BatchNormalization(name='middle_bn')(inner(inner(h))),
-      name='middle',
-  )
-  without = keras.Sequential(
-      [keras.Input([3]), keras_layers.Dense(3)], name='without'
-  )
-  bare = keras_layers.BatchNormalization(name='bare')
-  inputs = keras.Input([5, 3])
-  x = keras_layers.TimeDistributed(middle, name='middles')(inputs)
-  x = keras_layers.TimeDistributed(bare, name='wrapped')(x)
-  x = keras_layers.TimeDistributed(
-      keras_layers.TimeDistributed(keras_layers.BatchNormalization(name='deep'))
-  )(x[:, :, None])[:, :, 0]
-  x = without(keras_layers.GlobalAveragePooling1D()(x))
-  # Layers that are also called outside their model or wrapper.
-  return keras.Model(inputs, bare(inner(x)), name='outer')
-
-
 def _assert_same_outputs(found, expected):
   keras.tree.assert_same_structure(found, expected)
   for a, b in zip(keras.tree.flatten(found), keras.tree.flatten(expected)):
@@ -142,17 +101,27 @@ def _norms(model):
 @pytest.mark.parametrize(
     ('build', 'x', 'to'),
     [
-        (_sequential, _random(8, 6, 6, 2), 'federated'),
+        (_sequential, convertible_models.random_data(8, 6, 6, 2), 'federated'),
         (
             _functional,
-            {'images': _random(8, 6, 6, 3), 'vectors': _random(8, 4)},
+            {
+                'images': convertible_models.random_data(8, 6, 6, 3),
+                'vectors': convertible_models.random_data(8, 4),
+            },
             'federated',
         ),
-        *((_nested, _random(8, 5, 3), to) for to in _TARGETS),
+        *(
+            (
+                convertible_models.nested,
+                convertible_models.random_data(8, 5, 3),
+                to,
+            )
+            for to in _TARGETS
+        ),
     ],
 )
 def test_converts_every_layer_and_keeps_the_rest(build, x, to):
-  model = _randomize(build())
+  model = convertible_models.randomize(build())
   before = model.get_weights()
   expected = model(x)
 
@@ -179,7 +148,7 @@ def test_converts_every_layer_and_keeps_the_rest(build, x, to):
     _assert_same_weights(copy, model)
     _assert_same_outputs(copy(x), expected)
   # The copies are independent.
-  _randomize(converted, 5)
+  convertible_models.randomize(converted, 5)
   for copy in (model, back):
     for a, b in zip(copy.get_weights(), before, strict=True):
       np.testing.assert_array_equal(a, b)
@@ -190,7 +159,9 @@ def test_converts_every_layer_and_keeps_the_rest(build, x, to):
 
 
 def test_shared_layers_stay_shared():
-  converted = tff_bn.convert_batch_norm(_randomize(_nested()))
+  converted = tff_bn.convert_batch_norm(
+      convertible_models.randomize(convertible_models.nested())
+  )
   norms = layers.batch_norm_layers(converted)
   assert len(norms) == len(_norms(converted)) == 4
   wrapped = converted.get_layer('wrapped').layer
@@ -201,7 +172,7 @@ def test_shared_layers_stay_shared():
 
 @pytest.mark.parametrize('to', ['federated', 'hybrid'])
 def test_trainable_flags_are_kept(to):
-  model = _randomize(_nested())
+  model = convertible_models.randomize(convertible_models.nested())
   outer = _norms(model)
   outer['innermost'].trainable = False
   model.get_layer('middles').layer.get_layer('middle_bn').trainable = False
@@ -238,14 +209,17 @@ def test_dtype_policies_are_kept():
           keras_layers.BatchNormalization(dtype='float64'),
       ]
   )
-  converted = tff_bn.convert_batch_norm(_randomize(model))
+  converted = tff_bn.convert_batch_norm(convertible_models.randomize(model))
   assert [layer.compute_dtype for layer in converted.layers] == [
       'bfloat16',
       'bfloat16',
       'float64',
   ]
   _assert_same_weights(converted, model)
-  np.testing.assert_array_equal(converted(_random(6, 4)), model(_random(6, 4)))
+  np.testing.assert_array_equal(
+      converted(convertible_models.random_data(6, 4)),
+      model(convertible_models.random_data(6, 4)),
+  )
 
 
 def test_the_new_model_is_not_compiled():
@@ -260,13 +234,16 @@ def test_the_new_model_is_not_compiled():
 def test_called_sequential_model_without_input(first):
   norm = keras_layers.BatchNormalization(name='first_norm')
   layer, x = {
-      'dense': (keras_layers.Dense(3), _random(2, 4)),
-      'nested': (keras.Sequential([norm]), _random(2, 4, 3)),
+      'dense': (keras_layers.Dense(3), convertible_models.random_data(2, 4)),
+      'nested': (
+          keras.Sequential([norm]),
+          convertible_models.random_data(2, 4, 3),
+      ),
       'embedding': (keras_layers.Embedding(5, 3), np.array([[0, 1], [4, 2]])),
   }[first]
   model = keras.Sequential([layer, keras_layers.BatchNormalization()])
   model(x)
-  _randomize(model)
+  convertible_models.randomize(model)
   converted = tff_bn.convert_batch_norm(model)
   # Keras forgets that it has built a nested model inside another one.
   assert [v.path.split('/')[-2:] for v in converted.weights] == [
@@ -285,7 +262,7 @@ def test_unbuilt_sequential_model():
   model.layers[0].trainable = False
   converted = tff_bn.convert_batch_norm(model)
   assert not converted.built
-  assert converted(_random(2, 4)).shape == [2, 3]
+  assert converted(convertible_models.random_data(2, 4)).shape == [2, 3]
   assert _kinds(converted) == {'federated'}
   assert not converted.layers[0].trainable
 
@@ -298,7 +275,7 @@ def test_state_of_preprocessing_layers_is_copied():
   text = keras_layers.TextVectorization(output_mode='tf_idf')
   text.adapt(['b a', 'c', 'b c d'])
   norm = keras_layers.Normalization()
-  norm.adapt(_random(9, 1))
+  norm.adapt(convertible_models.random_data(9, 1))
   x = keras_layers.Concatenate()([lookup(words), text(words), norm(numbers)])
   x = keras_layers.BatchNormalization()(x)
   model = keras.Model([words, numbers], x)
@@ -316,7 +293,7 @@ class _WithDefaults(keras_layers.BatchNormalization):
 
 def test_subclass_with_other_defaults_is_converted():
   model = keras.Sequential([keras.Input([4]), _WithDefaults()])
-  converted = tff_bn.convert_batch_norm(_randomize(model))
+  converted = tff_bn.convert_batch_norm(convertible_models.randomize(model))
   assert _kinds(converted) == {'federated'}
   assert converted.layers[0].momentum == 0.9
   _assert_same_weights(converted, model)
@@ -332,16 +309,18 @@ class _OwnTrainStep(keras.Model):
 def test_functional_model_with_its_own_train_step_keeps_its_class():
   inputs = keras.Input([4])
   model = _OwnTrainStep(inputs, keras_layers.BatchNormalization()(inputs))
-  converted = tff_bn.convert_batch_norm(_randomize(model))
+  converted = tff_bn.convert_batch_norm(convertible_models.randomize(model))
   assert type(converted) is _OwnTrainStep
   _assert_same_weights(converted, model)
 
 
 def test_shares_of_hybrid_layers():
-  hybrid = tff_bn.convert_batch_norm(_randomize(_sequential()), 'hybrid')
+  hybrid = tff_bn.convert_batch_norm(
+      convertible_models.randomize(_sequential()), 'hybrid'
+  )
   for layer in layers.batch_norm_layers(hybrid):
     np.testing.assert_array_equal(layer.mixing, np.zeros(layer.mixing.shape))
-  _randomize(hybrid)
+  convertible_models.randomize(hybrid)
   # A copy of the same class keeps them.
   again = tff_bn.convert_batch_norm(hybrid, 'hybrid')
   for a, b in zip(again.weights, hybrid.weights, strict=True):
@@ -355,14 +334,19 @@ def test_limits_of_batch_renormalization():
   model = keras.Sequential(
       [keras.Input([4]), layers.BatchRenormalization(r_max=1.5, d_max=0.5)]
   )
-  again = tff_bn.convert_batch_norm(_randomize(model), 'batch_renorm')
+  again = tff_bn.convert_batch_norm(
+      convertible_models.randomize(model), 'batch_renorm'
+  )
   (layer,) = layers.batch_norm_layers(again)
   assert (layer.r_max, layer.d_max) == (1.5, 0.5)
   _assert_same_weights(again, model)
   for to in ('federated', 'batch', 'hybrid'):
     other = tff_bn.convert_batch_norm(model, to)
     assert _kinds(other) == {to}
-    _assert_same_outputs(other(_random(5, 4)), model(_random(5, 4)))
+    _assert_same_outputs(
+        other(convertible_models.random_data(5, 4)),
+        model(convertible_models.random_data(5, 4)),
+    )
   back = tff_bn.convert_batch_norm(other, 'batch_renorm')
   (layer,) = layers.batch_norm_layers(back)
   assert (layer.r_max, layer.d_max) == (3, 5)
@@ -389,195 +373,6 @@ def test_a_model_of_keras_applications():
   assert np.abs(encoded(x) - expected).max() > 0.01 * np.abs(expected).max()
 
 
-class AutoConfig(keras_layers.Layer):
-  """Has no `get_config`; Keras keeps the arguments of its constructor."""
-
-  def __init__(self, units=4, **kwargs):
-    super().__init__(**kwargs)
-    self.dense = keras_layers.Dense(units)
-    self.norm = keras_layers.BatchNormalization()
-
-  def build(self, input_shape):
-    self.dense.build(input_shape)
-    self.norm.build((*input_shape[:-1], self.dense.units))
-
-  def call(self, x):
-    return self.norm(self.dense(x))
-
-  def compute_output_shape(self, input_shape):
-    return (*input_shape[:-1], self.dense.units)
-
-
-class _Inner(keras_layers.Layer):
-  """Has no configuration, unlike the layer that creates it."""
-
-  def __init__(self, norm, **kwargs):
-    super().__init__(**kwargs)
-    self.norm = norm
-
-  def call(self, x):
-    return self.norm(x)
-
-
-class InContainers(keras_layers.Layer):
-  """Layers in lists, tuples, dictionaries, models, wrappers and layers."""
-
-  def __init__(self, **kwargs):
-    super().__init__(**kwargs)
-    norm = keras_layers.BatchNormalization
-    self.several = [AutoConfig(5), norm(), keras_layers.Dense(4)]
-    self.by_name = {
-        'b': norm(momentum=0.3, epsilon=0.1),
-        'a': (norm(scale=False), 'a'),
-    }
-    self._alias = self.by_name['b']
-    self.inner = _Inner(norm(), name='inner_layer')
-    self.wrapper = keras_layers.TimeDistributed(norm())
-    self.model = keras.Sequential(
-        [keras.Input([4]), keras_layers.Dense(3), norm(name='inside')]
-    )
-
-  def call(self, x):
-    for layer in self.several:
-      x = layer(x)
-    x = self.inner(self.by_name['a'][0](self._alias(x)))
-    return self.model(self.wrapper(x[:, None])[:, 0])
-
-
-class GivenNorm(keras_layers.Layer):
-  """Has its batch normalization in its configuration."""
-
-  def __init__(self, norm, **kwargs):
-    super().__init__(**kwargs)
-    self.norm = norm
-
-  def get_config(self):
-    norm = keras.saving.serialize_keras_object(self.norm)
-    return {**super().get_config(), 'norm': norm}
-
-  @classmethod
-  def from_config(cls, config):
-    norm = keras.saving.deserialize_keras_object(config.pop('norm'))
-    return cls(norm, **config)
-
-  def call(self, x):
-    return self.norm(x)
-
-
-class OwnModel(keras.Model):
-  """Builds its layers itself."""
-
-  def __init__(self, units=2, **kwargs):
-    super().__init__(**kwargs)
-    self.units = units
-    self.block = AutoConfig(5)
-    self.norm = keras_layers.BatchNormalization()
-    self.dense = keras_layers.Dense(units)
-
-  def build(self, input_shape):
-    self.block.build(input_shape)
-    self.norm.build((None, 5))
-    self.dense.build((None, 5))
-
-  def get_config(self):
-    return {**super().get_config(), 'units': self.units}
-
-  def call(self, x):
-    return self.dense(self.norm(self.block(x)))
-
-
-class WrapperWithNorm(keras_layers.Wrapper):
-
-  def __init__(self, layer, **kwargs):
-    super().__init__(layer, **kwargs)
-    self.norm = keras_layers.BatchNormalization()
-
-  def call(self, x):
-    return self.norm(self.layer(x))
-
-
-# `Bidirectional` itself needs the registration.
-@keras.saving.register_keras_serializable('test_convert')
-class Cell(keras_layers.Layer):
-
-  def __init__(self, units, **kwargs):
-    super().__init__(**kwargs)
-    self.units = self.state_size = units
-    self.dense = keras_layers.Dense(units)
-    self.norm = keras_layers.BatchNormalization()
-
-  def build(self, input_shape):
-    self.dense.build((None, input_shape[-1] + self.units))
-    self.norm.build((None, self.units))
-
-  def get_config(self):
-    return {**super().get_config(), 'units': self.units}
-
-  def call(self, x, states, training=None):
-    x = self.dense(keras.ops.concatenate([x, states[0]], axis=-1))
-    x = self.norm(x, training=training)
-    return x, [x]
-
-
-def _own_model():
-  model = OwnModel(3, name='own_model')
-  model(_random(2, 4))
-  return model
-
-
-def _recurrent():
-  inputs = keras.Input([5, 4])
-  x = keras_layers.RNN(Cell(3), return_sequences=True)(inputs)
-  x = keras_layers.Bidirectional(keras_layers.RNN(Cell(2)))(x)
-  return keras.Model(inputs, x)
-
-
-def _stack(*stacked, shape=(4,)):
-  return keras.Sequential([keras.Input(shape), *stacked])
-
-
-# For each kind: a model, an input, and how many classes must be derived.
-_HOLDERS = {
-    'constructor': (lambda: _stack(AutoConfig(5)), _random(8, 4), 1),
-    'containers': (lambda: _stack(InContainers()), _random(8, 4), 2),
-    'argument': (
-        lambda: _stack(GivenNorm(keras_layers.BatchNormalization())),
-        _random(8, 4),
-        0,
-    ),
-    'argument with its own': (
-        lambda: _stack(GivenNorm(GivenNorm(AutoConfig()))),
-        _random(8, 4),
-        1,
-    ),
-    'model': (_own_model, _random(8, 4), 2),
-    'model in model': (lambda: _stack(OwnModel(name='m')), _random(8, 4), 2),
-    'time distributed': (
-        lambda: _stack(
-            keras_layers.TimeDistributed(AutoConfig(3)), shape=(5, 4)
-        ),
-        _random(8, 5, 4),
-        1,
-    ),
-    'wrapper': (
-        lambda: _stack(WrapperWithNorm(AutoConfig())),
-        _random(8, 4),
-        2,
-    ),
-    'recurrent': (_recurrent, _random(8, 5, 4), 3),
-}
-_HOLDER_CLASSES = {
-    x.__name__: x
-    for x in (
-        AutoConfig,
-        InContainers,
-        GivenNorm,
-        OwnModel,
-        WrapperWithNorm,
-    )
-}
-
-
 def _converted_classes(model):
   return [
       layer
@@ -589,14 +384,14 @@ def _converted_classes(model):
 @pytest.mark.parametrize(
     ('kind', 'to'),
     [
-        *((kind, 'federated') for kind in _HOLDERS),
+        *((kind, 'federated') for kind in convertible_models.HOLDERS),
         ('wrapper', 'hybrid'),
         ('argument with its own', 'batch_renorm'),
     ],
 )
 def test_custom_classes_keep_converted_layers(tmp_path, kind, to):
-  build, x, num_derived = _HOLDERS[kind]
-  model = _randomize(build())
+  build, x, num_derived = convertible_models.HOLDERS[kind]
+  model = convertible_models.randomize(build())
   first, *others = layers.batch_norm_layers(model)
   first.trainable = not others
   converted = tff_bn.convert_batch_norm(model, to)
@@ -609,14 +404,14 @@ def test_custom_classes_keep_converted_layers(tmp_path, kind, to):
     assert a.trainable == b.trainable
     assert a.name == b.name or isinstance(b, keras_layers.InputLayer)
   if to == 'hybrid':
-    _randomize(converted)
+    convertible_models.randomize(converted)
   assert len(_converted_classes(converted)) == num_derived
   weights = converted.get_weights()
   expected = np.asarray(converted(x, training=True))
   updated = converted.get_weights()
   converted.set_weights(weights)
   assert np.abs(expected - model(x, training=True)).max() > 0.1
-  with keras.saving.CustomObjectScope(_HOLDER_CLASSES):
+  with keras.saving.CustomObjectScope(convertible_models.HOLDER_CLASSES):
     converted.save(tmp_path / 'model.keras')
     loaded = keras.models.load_model(tmp_path / 'model.keras')
     clone = keras.models.clone_model(converted)
@@ -639,31 +434,36 @@ def test_custom_classes_keep_converted_layers(tmp_path, kind, to):
       type(a) for a in layers.all_layers(model)
   ]
   back.set_weights(build().get_weights())
-  with keras.saving.CustomObjectScope(_HOLDER_CLASSES):
+  with keras.saving.CustomObjectScope(convertible_models.HOLDER_CLASSES):
     assert not _converted_classes(keras.models.clone_model(back))
 
 
 def test_parts_of_converted_layers_keep_them(tmp_path):
-  model = _randomize(_stack(InContainers()))
+  model = convertible_models.randomize(
+      convertible_models.stack(convertible_models.InContainers())
+  )
   converted = tff_bn.convert_batch_norm(model)
-  part = _stack(converted.layers[0].several[0])
+  part = convertible_models.stack(converted.layers[0].several[0])
   part.save(tmp_path / 'part.keras')
-  with keras.saving.CustomObjectScope(_HOLDER_CLASSES):
+  with keras.saving.CustomObjectScope(convertible_models.HOLDER_CLASSES):
     loaded = keras.models.load_model(tmp_path / 'part.keras')
   assert _kinds(loaded) == {'federated'}
-  x = _random(8, 4)
+  x = convertible_models.random_data(8, 4)
   np.testing.assert_allclose(
       loaded(x, training=True), part(x, training=True), 1e-5, 1e-5
   )
 
 
 def test_arguments_and_flags_of_converted_layers_are_kept():
-  converted = tff_bn.convert_batch_norm(_stack(InContainers()), 'batch_renorm')
+  converted = tff_bn.convert_batch_norm(
+      convertible_models.stack(convertible_models.InContainers()),
+      'batch_renorm',
+  )
   norms = _norms(converted)
   assert len(norms) == 7
   for i, norm in enumerate(norms.values()):
     norm.momentum, norm.r_max, norm.trainable = 0.1 * i, 2.0 + i, i % 2 == 0
-  with keras.saving.CustomObjectScope(_HOLDER_CLASSES):
+  with keras.saving.CustomObjectScope(convertible_models.HOLDER_CLASSES):
     clone = keras.models.clone_model(converted)
   assert [norm.get_config() for norm in _norms(clone).values()] == [
       norm.get_config() for norm in norms.values()
@@ -673,7 +473,9 @@ def test_arguments_and_flags_of_converted_layers_are_kept():
 
 
 def test_saved_with_another_version_of_the_class():
-  converted = tff_bn.convert_batch_norm(_stack(AutoConfig()))
+  converted = tff_bn.convert_batch_norm(
+      convertible_models.stack(convertible_models.AutoConfig())
+  )
   config = converted.layers[0].get_config()
   norms = config['converted_batch_norm']['layers']
   config['converted_batch_norm']['layers'] = [*norms, *norms]
@@ -711,9 +513,9 @@ class Activated(keras.Model):
 )
 def test_lost_arguments_are_an_error(arguments, message, is_nested):
   model = Activated(**arguments, name='activated')
-  model(_random(2, 4))
+  model(convertible_models.random_data(2, 4))
   if is_nested:
-    model = _stack(model)
+    model = convertible_models.stack(model)
   with pytest.raises(
       ValueError, match=f"'activated' .*{message}.* Give Activated a `get_conf"
   ):
@@ -722,9 +524,12 @@ def test_lost_arguments_are_an_error(arguments, message, is_nested):
 
 def test_default_arguments_need_no_configuration():
   model = Activated('relu')
-  model(_random(2, 4))
-  converted = tff_bn.convert_batch_norm(_randomize(model))
-  _assert_same_outputs(converted(_random(8, 4)), model(_random(8, 4)))
+  model(convertible_models.random_data(2, 4))
+  converted = tff_bn.convert_batch_norm(convertible_models.randomize(model))
+  _assert_same_outputs(
+      converted(convertible_models.random_data(8, 4)),
+      model(convertible_models.random_data(8, 4)),
+  )
 
 
 def test_functions_are_copied(recwarn):
@@ -745,8 +550,10 @@ def test_functions_are_copied(recwarn):
   )[:, 0]
   x = keras_layers.Activation(squared)(x)
   x = keras_layers.BatchNormalization()(x)
-  model = _randomize(keras.Model(inputs, keras_layers.Dense(2)(x)))
-  data = _random(8, 4)
+  model = convertible_models.randomize(
+      keras.Model(inputs, keras_layers.Dense(2)(x))
+  )
+  data = convertible_models.random_data(8, 4)
   for copy in (
       tff_bn.convert_batch_norm(model),
       tff_bn.add_position_encodings(model, amplitude=0),
@@ -780,7 +587,7 @@ class WithFunction(keras_layers.Layer):
     'copy', [tff_bn.convert_batch_norm, tff_bn.add_position_encodings]
 )
 def test_layers_that_cannot_be_remade_are_named(copy):
-  model = _stack(
+  model = convertible_models.stack(
       keras_layers.Dense(3),
       keras_layers.BatchNormalization(),
       WithFunction(lambda x: x, name='own'),
@@ -795,25 +602,30 @@ def test_layers_that_cannot_be_remade_are_named(copy):
 
 
 def test_encodings_keep_converted_layers(tmp_path):
-  model = _stack(
-      keras_layers.Dense(4), keras_layers.ReLU(), AutoConfig(), AutoConfig()
+  model = convertible_models.stack(
+      keras_layers.Dense(4),
+      keras_layers.ReLU(),
+      convertible_models.AutoConfig(),
+      convertible_models.AutoConfig(),
   )
-  converted = tff_bn.convert_batch_norm(_randomize(model))
+  converted = tff_bn.convert_batch_norm(convertible_models.randomize(model))
   encoded = tff_bn.add_position_encodings(converted, amplitude=0)
   assert _kinds(encoded) == {'federated'}
-  with keras.saving.CustomObjectScope(_HOLDER_CLASSES):
+  with keras.saving.CustomObjectScope(convertible_models.HOLDER_CLASSES):
     encoded.save(tmp_path / 'model.keras')
     loaded = keras.models.load_model(tmp_path / 'model.keras')
-  x = _random(8, 4)
+  x = convertible_models.random_data(8, 4)
   expected = converted(x, training=True)
   for other in (encoded, loaded):
     np.testing.assert_allclose(other(x, training=True), expected, 1e-5, 1e-5)
 
 
 def test_encodings_refuse_layers_that_were_replaced_by_hand():
-  block = AutoConfig(name='block')
+  block = convertible_models.AutoConfig(name='block')
   block.norm = layers.FederatedBatchNormalization()
-  model = _stack(keras_layers.Dense(4), keras_layers.ReLU(), block)
+  model = convertible_models.stack(
+      keras_layers.Dense(4), keras_layers.ReLU(), block
+  )
   with pytest.raises(
       ValueError, match="'block' .*other batch normalization layers.*__init__"
   ):
@@ -823,7 +635,7 @@ def test_encodings_refuse_layers_that_were_replaced_by_hand():
 def test_policies_inside_custom_layers_are_kept():
   keras.config.set_dtype_policy('mixed_bfloat16')
   try:
-    model = _stack(InContainers())
+    model = convertible_models.stack(convertible_models.InContainers())
   finally:
     keras.config.set_dtype_policy('float32')
   converted = tff_bn.convert_batch_norm(model)
@@ -837,14 +649,17 @@ class Subclassed(keras.Model):
 
   def __init__(self, **kwargs):
     super().__init__(**kwargs)
-    self.block = InContainers(name='block')
+    self.block = convertible_models.InContainers(name='block')
     self.dense = keras_layers.Dense(2)
 
   def call(self, inputs, training=None):
     return self.dense(self.block(inputs['x'], training=training)) + inputs['y']
 
 
-_TWO_INPUTS = {'x': _random(3, 4), 'y': _random(3, 2)}
+_TWO_INPUTS = {
+    'x': convertible_models.random_data(3, 4),
+    'y': convertible_models.random_data(3, 2),
+}
 
 
 def test_unbuilt_subclassed_model():
@@ -953,7 +768,7 @@ class Random(keras_layers.Layer):
 def _tied():
   dense = keras_layers.Dense(3)
   norm = keras_layers.BatchNormalization()
-  return _stack(dense, norm, Tied(dense), shape=(3,))
+  return convertible_models.stack(dense, norm, Tied(dense), shape=(3,))
 
 
 def _called(model, *inputs):
@@ -975,27 +790,32 @@ _REFUSED = {
                 [keras_layers.Add(), keras_layers.BatchNormalization()],
                 name='deferred',
             ),
-            [_random(2, 3), _random(2, 3)],
+            [
+                convertible_models.random_data(2, 3),
+                convertible_models.random_data(2, 3),
+            ],
         ),
         "'deferred' has been called.* keras.Input",
     ),
     **{
         kind.__name__: (
-            lambda kind=kind: _stack(kind(name='has_norm')),
+            lambda kind=kind: convertible_models.stack(kind(name='has_norm')),
             r"'has_norm' .* creates .*'hidden_norm' in a.* attribute in the"
             f' `__init__` of {kind.__name__}',
         )
         for kind in (MadeInBuild, UsedBehindTheScenes, InSet)
     },
     'made_in_build_of_a_wrapped_layer': (
-        lambda: _stack(
+        lambda: convertible_models.stack(
             keras_layers.TimeDistributed(MadeInBuild(name='has_norm')),
             shape=(4, 3),
         ),
         "'has_norm' .* creates .*'hidden_norm'",
     ),
     'made_in_build_of_a_model': (
-        lambda: _called(ModelMadeInBuild(name='mine'), _random(2, 4)),
+        lambda: _called(
+            ModelMadeInBuild(name='mine'), convertible_models.random_data(2, 4)
+        ),
         "model 'mine' .*'hidden_norm'",
     ),
     'not_built': (
@@ -1003,25 +823,32 @@ _REFUSED = {
         "'mine' has 35 weights, but its copy 6, .* not build",
     ),
     'no_configuration': (
-        lambda: _stack(
-            _Inner(keras_layers.BatchNormalization(name='norm'), name='inner')
+        lambda: convertible_models.stack(
+            convertible_models.Inner(
+                keras_layers.BatchNormalization(name='norm'), name='inner'
+            )
         ),
         "layer 'inner' .*'norm', cannot be copied.*get_config",
     ),
     'own_call': (
-        lambda: _stack(OwnCall(name='n')),
+        lambda: convertible_models.stack(OwnCall(name='n')),
         "layer 'n' .*whose method call may change",
     ),
     'own_argument': (
-        lambda: _stack(OwnConfig(name='n')),
+        lambda: convertible_models.stack(OwnConfig(name='n')),
         r"layer 'n' .*additional argument strength=1\.0",
     ),
     'renorm': (
-        lambda: _stack(keras_layers.BatchNormalization(renorm=True, name='n')),
+        lambda: convertible_models.stack(
+            keras_layers.BatchNormalization(renorm=True, name='n')
+        ),
         "layer 'n' .*renorm=True",
     ),
     'tied': (_tied, 'has 6 weights, but its copy 8'),
-    'random': (lambda: _stack(Random(name='random')), "'random' .*Random"),
+    'random': (
+        lambda: convertible_models.stack(Random(name='random')),
+        "'random' .*Random",
+    ),
 }
 
 
@@ -1039,6 +866,6 @@ def test_unknown_target_is_an_error(to, end):
   with pytest.raises(
       ValueError,
       match="to=.*; use one of 'federated', 'batch', 'synchronized', 'hybrid',"
-      f" 'batch_renorm'{end}$",
+      f" 'batch_renorm', 'frozen', 'layer', 'group'{end}$",
   ):
     tff_bn.convert_batch_norm(_sequential(), to)

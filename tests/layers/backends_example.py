@@ -221,6 +221,8 @@ def _check_model(name, folder):
       _outputs(back, x), _outputs(hybrid, x), rtol=1e-5, atol=1e-5
   )
 
+  _check_other_norms(name, model, predicted)
+
   plain = build()
   _randomize(plain)
   for mode in ('add', 'multiply'):
@@ -231,6 +233,24 @@ def _check_model(name, folder):
     encoded.save(f'{folder}/encoded.keras')
     loaded = keras.models.load_model(f'{folder}/encoded.keras')
     _check_same(loaded, encoded, x)
+
+
+def _check_other_norms(name, model, predicted):
+  """Group and layer normalization, and frozen batch normalization."""
+  x = _MODELS[name][1]
+  for to, arguments in (
+      ('group', {'groups': 1}),
+      ('layer', {}),
+      ('frozen', {}),
+  ):
+    converted = tff_bn.convert_batch_norm(model, to, **arguments)
+    norms = batch_norm_layers(converted)
+    assert not any(norm.trainable for norm in norms)
+    assert bool(norms) == (to == 'frozen')
+    outputs = ops.convert_to_numpy(converted(x, training=True))
+    if norms:
+      np.testing.assert_allclose(outputs, predicted, rtol=1e-5, atol=1e-5)
+    _keep(f'{name} {to}', [outputs])
 
 
 def _check_mixed_precision(policy):

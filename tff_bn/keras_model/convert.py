@@ -1,57 +1,54 @@
 """Replaces the batch normalization layers of existing Keras models."""
 
 from collections.abc import Callable, Sequence
-import functools
-import inspect
-from typing import Any
+import dataclasses
+import itertools
+from typing import Any, Optional
 
 import keras
 
-from tff_bn.common import checks
-from tff_bn.common import spelling
 from tff_bn.keras_model import keras_copy
-from tff_bn.layers import batch_renormalization
+from tff_bn.keras_model import keras_graph
+from tff_bn.keras_model import replacements
 from tff_bn.layers import converted_layer
 from tff_bn.layers import discovery
-from tff_bn.layers import federated_batch_normalization
-from tff_bn.layers import hybrid_batch_normalization
-
-_FEDERATED = federated_batch_normalization.FederatedBatchNormalization
-_HYBRID = hybrid_batch_normalization.HybridBatchNormalization
-_RENORM = batch_renormalization.BatchRenormalization
-# For each value of `to`, the class and its argument `synchronized`.
-_TARGETS = {
-    'federated': (_FEDERATED, False),
-    'batch': (keras.layers.BatchNormalization, False),
-    'synchronized': (keras.layers.BatchNormalization, True),
-    'hybrid': (_HYBRID, False),
-    'batch_renorm': (_RENORM, False),
-}
-_KNOWN_CLASSES = (_FEDERATED, _HYBRID, _RENORM, *discovery.BATCH_NORM_CLASSES)
-# The arguments that only `BatchRenormalization` has.
-_RENORM_CONFIG = ('r_max', 'd_max')
-# A subclass with other methods or more arguments is not plain batch
-# normalization.
-_HARMLESS_METHODS = frozenset(['__init__', 'get_config', 'from_config'])
-_CONFIG = frozenset(
-    ['name', 'trainable', 'dtype']
-    + list(inspect.signature(keras.layers.BatchNormalization).parameters)
-)
 
 
 def convert_batch_norm(
-    model: keras.Model, to: str = 'federated'
+    model: keras.Model,
+    to: str = 'federated',
+    *,
+    groups: Optional[int] = None,
+    adjust_groups: bool = False,
 ) -> keras.Model:
   """Copies a model and changes the class of its batch normalization layers.
 
   The architecture, names, weights, `trainable` flags and dtype policies are
-  kept. Only `tff_bn.layers.HybridBatchNormalization` has a weight `mixing`: it
-  starts at 0, and it is dropped if the new class does not have it. So are the
-  arguments `r_max` and `d_max` of `tff_bn.layers.BatchRenormalization`. Nested
-  models, shared layers, and layers in wrappers such as
+  kept. Nested models, shared layers, and layers in wrappers such as
   `keras.layers.TimeDistributed` are converted, too. The given model does not
-  change, and the new model has its own weights. In inference mode, both models
-  compute the same.
+  change, and the new model has its own weights.
+
+  The new layers are batch normalization layers, unless `to` is `'group'` or
+  `'layer'`. In inference mode, both models compute the same. Only
+  `tff_bn.layers.HybridBatchNormalization` has a weight `mixing`: it starts at
+  0, and it is dropped if the new class does not have it. So are the arguments
+  `r_max` and `d_max` of `tff_bn.layers.BatchRenormalization`.
+
+  `'frozen'` gives layers with `trainable=False`. Keras runs such a layer in
+  inference mode, also in training: the moving statistics, scale and shift are
+  constants, as in detection models that start from a pretrained backbone. A
+  `BatchNormModel` does not send them. `model.trainable = True` would unfreeze
+  them.
+
+  `'group'` (Wu and He, Group Normalization, ECCV 2018, arXiv:1803.08494) and
+  `'layer'` (Ba, Kiros, Hinton, Layer Normalization, 2016, arXiv:1607.06450)
+  normalize each example by itself, so there are no moving statistics, and
+  clients with different data normalize alike. Scale and shift, `epsilon` and
+  the axis of the channels are kept, with regularizers and constraints. The
+  statistics are dropped: the model computes something else than before and
+  must be trained. Layer normalization is over the channels, separately at each
+  position. Group normalization is over the channels of a group and all
+  positions of an example. It ignores masks: padding counts.
 
   Custom layers and models may contain batch normalization layers as attributes,
   or in lists, tuples and dictionaries. Their class must create these layers in
@@ -73,6 +70,8 @@ def convert_batch_norm(
   federated.compile('sgd', 'sparse_categorical_crossentropy')
   ...
   model = tff_bn.convert_batch_norm(federated, to='batch')
+
+  without_statistics = tff_bn.convert_batch_norm(model, 'group', groups=16)
   ```
 
   Args:
@@ -83,38 +82,53 @@ def convert_batch_norm(
       `keras.layers.BatchNormalization`, or `'synchronized'` for
       `keras.layers.BatchNormalization(synchronized=True)`, whose replicas in a
       `tf.distribute` strategy share their batch statistics. `'synchronized'`
-      needs the TensorFlow backend.
+      needs the TensorFlow backend. `'frozen'` for
+      `keras.layers.BatchNormalization(trainable=False)`, `'group'` for
+      `keras.layers.GroupNormalization`, or `'layer'` for
+      `keras.layers.LayerNormalization`.
+    groups: The number of groups of `'group'`. It must divide the channels of
+      every layer. -1: as many as channels (instance normalization). Default:
+      32.
+    adjust_groups: Whether each layer has the greatest common divisor of
+      `groups` and its number of channels as its number of groups. So `groups`
+      need not divide the channels.
 
   Returns:
     The new model.
 
   Raises:
-    TypeError: If `model` is not a Keras model.
-    ValueError: If `to` is unknown, the model has no batch normalization, or
-      the model or a layer can't be converted. The message names the layer and
-      gives advice.
+    TypeError: If `model` is not a Keras model, `groups` not an integer, or
+      `adjust_groups` not a bool.
+    ValueError: If `to` is unknown, the model has no batch normalization,
+      `groups` does not divide the channels of a layer, or is given for another
+      target than `'group'`, the output of a new layer would not depend on its
+      input, because it would normalize single numbers, or the model or a layer
+      can't be converted. The message names the layer and gives advice.
   """
-  if to not in _TARGETS:
-    raise ValueError(
-        f'to={to!r} is unknown; use one of {", ".join(map(repr, _TARGETS))}.'
-        + spelling.suggestion(str(to), _TARGETS)
-    )
-  if to == 'synchronized' and keras.backend.backend() != 'tensorflow':
-    raise ValueError(
-        f'to={to!r} needs the TensorFlow backend of Keras, but the backend is'
-        f" {keras.backend.backend()!r}. Use 'batch'."
-    )
-  checks.check_type('model', model, keras.Model, 'be a keras.Model')
+  target = replacements.find_target(to, groups, adjust_groups, model)
   if not discovery.batch_norm_layers(model):
     raise ValueError(
         f'The model {model.name!r} has no batch normalization layer to convert.'
     )
-  copy = _Conversion(functools.partial(_new_batch_norm, *_TARGETS[to]))
-  new_model = copy.layer(model)
-  if model.built and not keras_copy.is_functional(model):
-    keras_copy.build(new_model, model.get_build_config())
+  is_frozen = to == 'frozen'
+  copy = _Conversion(
+      lambda norm: _new_norm(norm, target), keeps_flags=is_frozen
+  )
+  try:
+    new_model = copy.layer(model)
+    if model.built and not keras_copy.is_functional(model):
+      keras_copy.build(new_model, model.get_build_config())
+  except TypeError as cause:
+    # Of Keras, for a layer whose `call` has no such argument.
+    if target.is_batch_norm or "argument 'mask'" not in str(cause):
+      raise
+    raise ValueError(
+        f'A custom layer of the model {model.name!r} calls its batch'
+        f' normalization layer with the argument mask, which to={to!r} does not'
+        ' have. Call it without mask: Keras hands the mask on by itself.'
+    ) from cause
   copy.check()
-  expected, found = _num_weights(model), _num_weights(new_model)
+  expected, found = (_num_weights(x, target) for x in (model, new_model))
   error = (
       f'The model {model.name!r} has {expected} weights, but its copy {found},'
       ' because'
@@ -139,6 +153,9 @@ def convert_batch_norm(
         f'{error} layers share weights that their copies do not share. Build'
         ' the model with the layers that you want.'
     )
+  if is_frozen:
+    for norm in discovery.batch_norm_layers(new_model):
+      norm.trainable = False
   _check_lasts(new_model)
   return new_model
 
@@ -150,12 +167,12 @@ def with_batch_norms(
 
   Args:
     layer: A layer or model that is not built, as its class makes it.
-    norms: The new layers, in the order of `tff_bn.layers.batch_norm_layers`.
+    norms: The new layers, in the order of `converted_layer.norm_layers`.
 
   Returns:
     The copy, a `ConvertedLayer` if its class does not make such layers itself.
   """
-  made = discovery.batch_norm_layers(layer)
+  made = converted_layer.norm_layers(layer)
   if len(made) != len(norms):
     raise ValueError(
         f'{type(layer).__name__} makes {len(made)} batch normalization layers,'
@@ -164,7 +181,7 @@ def with_batch_norms(
         ' of the class.'
     )
   new = {id(old): norm for old, norm in zip(made, norms)}
-  return _Conversion(lambda norm: new[id(norm)]).layer(layer)
+  return _Conversion(lambda norm: new[id(norm)], keeps_flags=True).layer(layer)
 
 
 def _check_lasts(model: keras.Model) -> None:
@@ -185,10 +202,15 @@ def _check_lasts(model: keras.Model) -> None:
       )
 
 
-def _keep_batch_norms(layer: keras.Layer) -> None:
+def _keep_batch_norms(layer: keras.Layer, *, keeps_flags: bool) -> None:
   """Sets a copy's class so that its configuration has the replaced layers.
 
   The copy gets its own class if that remakes it, otherwise a `ConvertedLayer`.
+
+  Args:
+    layer: The copy.
+    keeps_flags: Whether its own class must also remake the `trainable` flags.
+      Keras itself does not save such flags of layers inside a custom layer.
   """
   own_class: Any = converted_layer.own_class(layer)
   _set_class(layer, own_class)
@@ -198,9 +220,31 @@ def _keep_batch_norms(layer: keras.Layer) -> None:
     # Keras cannot save this layer, either. The layer that contains it may have
     # a configuration.
     return
-  ignored = ('name', 'trainable')
-  if _configs(made, ignored) != _configs(layer, ignored):
+  ignored = ('name',) if keeps_flags else ('name', 'trainable')
+  norms = [
+      pair
+      for pair in itertools.zip_longest(*map(_layers_inside, (made, layer)))
+      if any(map(converted_layer.is_norm, pair))
+  ]
+  if any(
+      type(a) is not type(b) or _config(a, ignored) != _config(b, ignored)
+      for a, b in norms
+  ):
     _set_class(layer, converted_layer.converted_class(own_class))
+    return
+  for a, b in norms:
+    if not converted_layer.is_norm(a):
+      # The configuration of its own class contains the new layer.
+      converted_layer.unmark_replacement(b)
+
+
+def _layers_inside(layer: keras.Layer) -> list[keras.Layer]:
+  # A `Sequential` model gets an input layer when it is built.
+  return [
+      each
+      for each in discovery.all_layers(layer)
+      if not isinstance(each, keras.layers.InputLayer)
+  ]
 
 
 def _set_class(layer: keras.Layer, layer_class: type[keras.Layer]) -> None:
@@ -208,39 +252,51 @@ def _set_class(layer: keras.Layer, layer_class: type[keras.Layer]) -> None:
   object.__setattr__(layer, '__class__', layer_class)
 
 
-def _configs(layer: keras.Layer, ignored: Sequence[str] = ()) -> list[Any]:
-  """Describes the batch normalization layers inside a layer."""
-  return [
-      (
-          type(norm),
-          # Arrays cannot be compared by `==`.
-          {
-              k: repr(v)
-              for k, v in norm.get_config().items()
-              if k not in ignored
-          },
-      )
-      for norm in discovery.batch_norm_layers(layer)
-  ]
+def _configs(layer: keras.Layer) -> list[Any]:
+  """Describes the normalization layers inside a layer."""
+  return [_config(norm) for norm in converted_layer.norm_layers(layer)]
 
 
-def _num_weights(model: keras.Model) -> int:
+def _config(norm: keras.Layer, ignored: Sequence[str] = ()) -> Any:
+  """Describes a layer by its class and arguments."""
+  return (
+      type(norm),
+      # Arrays cannot be compared by `==`.
+      {k: repr(v) for k, v in norm.get_config().items() if k not in ignored},
+  )
+
+
+def _num_weights(model: keras.Model, target: replacements.Target) -> int:
   """Counts the weights that do not depend on the class of the layers."""
-  own = {
-      id(layer.mixing)
+  specific = {
+      id(variable)
       for layer in discovery.batch_norm_layers(model)
-      if isinstance(layer, _HYBRID)
+      for variable in layer.variables
+      if target.is_specific(variable)
   }
-  return sum(id(weight) not in own for weight in model.weights)
+  return sum(id(weight) not in specific for weight in model.weights)
+
+
+def _new_norm(layer: keras.Layer, target: replacements.Target) -> keras.Layer:
+  """Makes the replacement of a layer that `norm_layers` has found."""
+  if discovery.is_batch_norm(layer):
+    return target.new(layer)
+  return keras_copy.from_config(layer)  # It was replaced before.
 
 
 class _Conversion(keras_copy.Copy):
   """Copies layers and replaces the batch normalization layers."""
 
-  def __init__(self, new_batch_norm: Callable[[keras.Layer], keras.Layer]):
-    """Takes a function that replaces a batch normalization layer."""
+  def __init__(
+      self,
+      new_norm: Callable[[keras.Layer], keras.Layer],
+      *,
+      keeps_flags: bool,
+  ):
+    """Takes a function that replaces a layer, see `_keep_batch_norms`."""
     super().__init__()
-    self._new_batch_norm = new_batch_norm
+    self._new_norm = new_norm
+    self._keeps_flags = keeps_flags
     # Batch normalization layers that were replaced before they were built, with
     # the layers that created them.
     self._replaced: list[tuple[keras.Layer, keras.Layer]] = []
@@ -252,15 +308,17 @@ class _Conversion(keras_copy.Copy):
         raise ValueError(_own_norm_error(parent, layer))
 
   def _new(self, layer: keras.Layer) -> keras.Layer:
-    if discovery.is_batch_norm(layer):
-      return self._new_batch_norm(layer)
+    if converted_layer.is_norm(layer):
+      new = self._new_norm(layer)
+      converted_layer.mark_replacement(new)
+      return new
     if keras_copy.is_functional(layer):
       return self._new_functional(layer)
-    inside = discovery.batch_norm_layers(layer)
+    inside = converted_layer.norm_layers(layer)
     if not inside:
       return keras_copy.from_config(layer)
     if isinstance(layer, keras.layers.Wrapper) and set(inside) <= set(
-        discovery.batch_norm_layers(layer.layer)
+        converted_layer.norm_layers(layer.layer)
     ):
       config = layer.get_config()
       del config['layer']
@@ -269,11 +327,35 @@ class _Conversion(keras_copy.Copy):
     copy = keras_copy.from_config(layer)
     self._replace_inside(layer, copy)
     converted = {id(new) for _, new in self._copies.values()}
-    found = {id(norm) for norm in discovery.batch_norm_layers(copy)}
-    if len(found) != len(inside) or not found <= converted:
+    found = {id(norm) for norm in converted_layer.norm_layers(copy)}
+    present = {id(each) for each in discovery.all_layers(copy)}
+    is_lost = any(
+        id(norm) not in self._copies
+        or id(self._copies[id(norm)][1]) not in present
+        for norm in inside
+    )
+    if is_lost or not found <= converted:
       raise ValueError(_own_norm_error(layer, inside[0]))
-    _keep_batch_norms(copy)
+    _keep_batch_norms(copy, keeps_flags=self._keeps_flags)
     return copy
+
+  def _repeat(
+      self,
+      call: keras_graph.Call,
+      layer: keras.Layer,
+      tensors: dict[int, keras.KerasTensor],
+  ) -> list[keras.KerasTensor]:
+    if discovery.is_batch_norm(call.layer) and not discovery.is_batch_norm(
+        layer
+    ):
+      # The other classes have no mode and no statistics.
+      kwargs = {
+          key: value
+          for key, value in call.kwargs.items()
+          if key not in ('training', 'mask')
+      }
+      call = dataclasses.replace(call, kwargs=kwargs)
+    return super()._repeat(call, layer, tensors)
 
   def _replace_inside(self, layer: keras.Layer, copy: keras.Layer) -> None:
     """Replaces the layers that the constructor of a layer's copy created."""
@@ -294,12 +376,11 @@ class _Conversion(keras_copy.Copy):
       parent: The copy.
     """
     if isinstance(old, keras.Layer):
-      if not discovery.batch_norm_layers(old):
+      inside = converted_layer.norm_layers(old)
+      if not inside:
         return new
       if not isinstance(new, keras.Layer):
-        raise ValueError(
-            _own_norm_error(parent, discovery.batch_norm_layers(old)[0])
-        )
+        raise ValueError(_own_norm_error(parent, inside[0]))
       return self._replacement_of_layer(old, new, parent)
     if type(old) is not type(new):
       return new
@@ -324,12 +405,12 @@ class _Conversion(keras_copy.Copy):
         id(old) not in self._copies
         and converted_layer.own_class(old) is converted_layer.own_class(new)
         and not isinstance(old, keras.layers.Wrapper)
-        and not discovery.is_batch_norm(old)
+        and not converted_layer.is_norm(old)
         and not keras_copy.is_functional(old)
     ):
       # No configuration is needed.
       self._replace_inside(old, new)
-      _keep_batch_norms(new)
+      _keep_batch_norms(new, keeps_flags=self._keeps_flags)
       self._copies[id(old)] = old, new
       return new
     if (
@@ -352,54 +433,10 @@ class _Conversion(keras_copy.Copy):
         tracker.replace_tracked_value('layers', new, replacement)
       self._replaced += [
           (layer, parent)
-          for layer in discovery.batch_norm_layers(new)
+          for layer in converted_layer.norm_layers(new)
           if not layer.built
       ]
     return replacement
-
-
-def _new_batch_norm(
-    batch_norm_class: type[keras.Layer],
-    is_synchronized: bool,
-    layer: keras.Layer,
-) -> keras.Layer:
-  """Makes the replacement of a batch normalization layer."""
-  name = f'The batch normalization layer {layer.name!r}'
-  instead = 'Use keras.layers.BatchNormalization.'
-  if getattr(layer, 'renorm', False):
-    raise ValueError(
-        f'{name} has renorm=True, so it cannot be converted. Use'
-        ' keras.layers.BatchNormalization without it.'
-    )
-  for parent in type(layer).__mro__:
-    if parent in _KNOWN_CLASSES:
-      break
-    own = sorted(
-        key
-        for key, value in vars(parent).items()
-        if (callable(value) or isinstance(value, (property, staticmethod)))
-        and key not in _HARMLESS_METHODS
-    )
-    if own:
-      raise ValueError(
-          f'{name} is a {type(layer).__name__}, whose method {own[0]} may'
-          f' change the computation, so it cannot be converted. {instead}'
-      )
-  config = layer.get_config()
-  limits: dict[str, Any] = {}
-  if isinstance(layer, _RENORM):
-    limits = {key: config.pop(key) for key in _RENORM_CONFIG}
-  added = sorted(config.keys() - _CONFIG)
-  if added:
-    raise ValueError(
-        f'{name} is a {type(layer).__name__} with the additional argument'
-        f' {added[0]}={config[added[0]]!r}, so it cannot be converted.'
-        f' {instead}'
-    )
-  config['synchronized'] = is_synchronized
-  if batch_norm_class is _RENORM:
-    config.update(limits)
-  return batch_norm_class.from_config(config)
 
 
 def _own_norm_error(layer: keras.Layer, norm: keras.Layer) -> str:

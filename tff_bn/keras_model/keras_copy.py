@@ -57,7 +57,7 @@ class Copy(abc.ABC):
       return self._new_sequential(model, is_connected(model))
     tensors = new_inputs(model)
     for call in keras_graph.calls(model):
-      outputs = call.repeat(self.layer(call.layer), tensors)
+      outputs = self._repeat(call, self.layer(call.layer), tensors)
       for old, new in zip(call.outputs, outputs, strict=True):
         tensors[id(old)] = new
     model_class = type(model)
@@ -65,6 +65,15 @@ class Copy(abc.ABC):
       # Its constructor takes no inputs and outputs.
       model_class = keras.Model
     return model_class(*new_ends(model, tensors), name=model.name)
+
+  def _repeat(
+      self,
+      call: keras_graph.Call,
+      layer: keras.Layer,
+      tensors: dict[int, keras.KerasTensor],
+  ) -> list[keras.KerasTensor]:
+    """Repeats the call of a layer with its copy, see `Call.repeat`."""
+    return call.repeat(layer, tensors)
 
   def _new_sequential(
       self, model: keras.Sequential, is_connected: bool
