@@ -170,26 +170,30 @@ def test_every_call_builds_a_new_model():
 
 def test_unknown_model():
   check_refused(
-      'resnet', r"='resnet' must be one of small_cnn, mlp3.*mean resnet20\?"
+      'resnet', r"='resnet' must be one of small_cnn, mlp3.*mean resnet50\?"
   )
 
 
 @pytest.mark.parametrize(
-    'name,input_shape,size',
+    'name,input_shape,size,advice',
     [
-        ('small_cnn', (3, 8, 1), 4),
-        ('small_cnn', (64,), 4),
-        ('digits_cnn', (8, 3, 1), 4),
-        ('resnet20', (3, 3, 3), 4),
-        ('resnet20', (32, 32), 4),
-        ('alexnet_bn', (94, 256, 3), 95),
+        ('small_cnn', (3, 8, 1), 4, 'mlp3, .*, or resize by `image_size`.$'),
+        ('small_cnn', (64,), 4, 'tabular, mlp3, [a-z_0-9, ]*.$'),
+        ('digits_cnn', (8, 3, 1), 4, 'mlp3, .*, or resize'),
+        ('resnet20', (3, 3, 3), 4, 'mlp3'),
+        ('resnet20', (32, 32), 4, 'conv1d, mlp3, [a-z_0-9, ]*.$'),
+        ('alexnet_bn', (94, 256, 3), 95, 'small_cnn, .* resize'),
+        ('resnet50', (31, 64, 3), 32, 'small_cnn, .* resize'),
     ],
 )
-def test_samples_that_are_too_small_or_not_images(name, input_shape, size):
+def test_samples_that_are_too_small_or_not_images(
+    name, input_shape, size, advice
+):
   shape = ', '.join(map(str, input_shape))
   check_refused(
       name,
-      rf'at least {size}x{size} pixels.*\({shape}.*\); use model=mlp3',
+      f'={name} needs images of at least {size}x{size} pixels as .height,'
+      rf' width, channels., .* the shape \({shape}.*\); use model={advice}',
       input_shape,
   )
 
@@ -325,14 +329,18 @@ class TestUserModel:
           ('user_models:too_few', r'failed \(TypeError: '),
           (
               'user_models:one_more_class',
-              r'the shape \(11,\) for each sample; it must be 10 logits',
+              r'shape \(11,\) for each sample; it must have the shape \(10,\) for'
+              ' task=classification, one logit for each class',
           ),
           ('user_models:frozen', 'has no trainable variables'),
           ('user_models:softmax', 'probabilities, .*; remove the softmax'),
           ('user_models:softmax_layer', 'probabilities, .*; remove the softm'),
           ('user_models:sigmoid', 'ends in a sigmoid, .*; remove the sigmoid'),
           ('user_models:sigmoid_layer', 'ends in a sigmoid, .*; remove the si'),
-          ('user_models:two_outputs', 'several outputs .* must be 10 logits'),
+          (
+              'user_models:two_outputs',
+              r'has several outputs; it must .* \(10,\)',
+          ),
           (
               'user_models:layers_in_call',
               r'\(ValueError: .* LayersInCall.call\(\)\. You cannot add',
