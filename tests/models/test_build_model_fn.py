@@ -329,8 +329,8 @@ class TestUserModel:
           ('user_models:too_few', r'failed \(TypeError: '),
           (
               'user_models:one_more_class',
-              r'shape \(11,\) for each sample; it must have the shape \(10,\) for'
-              ' task=classification, one logit for each class',
+              r'shape \(11,\) for each sample; it must have the shape \(10,\)'
+              ' for task=classification, one logit for each class',
           ),
           ('user_models:frozen', 'has no trainable variables'),
           ('user_models:softmax', 'probabilities, .*; remove the softmax'),

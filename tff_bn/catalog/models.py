@@ -1,6 +1,6 @@
 """Models, their normalizations, and the options of both."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 import functools
 import os
@@ -475,10 +475,10 @@ INITIAL_MODEL_SHA256 = Option(
 FROZEN_LAYERS = Option(
     'frozen_layers',
     value_types.REGULAR_EXPRESSION,
-    'Layers whose weights stay as they are: a regular expression for whole names'
+    'Layers whose weights are not trained: a regular expression for whole names'
     ' of layers, or paths such as backbone/conv1 in nested models. Their batch'
-    ' normalization uses its running statistics. Clients neither train nor send'
-    ' these weights',
+    ' normalization uses its running statistics. Clients do not send these'
+    ' weights',
     default_text='none',
     argument=OWN_NAME,
 )
