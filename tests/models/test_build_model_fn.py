@@ -407,7 +407,6 @@ class TestTasks:
       ('name', 'task', 'num_outputs', 'message'),
       [
           ('sigmoid', 'binary', 1, 'ends in a sigmoid'),
-          ('softmax', 'binary', 1, 'ends in a softmax'),
           ('softmax', 'multilabel', 3, 'ends in a softmax'),
           ('softmax_of_pixels', 'segmentation', 3, 'are probabilities'),
           (
