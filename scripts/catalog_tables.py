@@ -82,10 +82,16 @@ def _splits() -> Cells:
 
 
 def _models() -> Cells:
-  cells = [['`--model`', 'layers', 'smallest image']]
+  cells = [['`--model`', 'layers', 'samples', 'output']]
   for name, model in models.MODELS.items():
-    size = f'{model.smallest}x{model.smallest}' if model.smallest else 'any'
-    cells.append([f'`{name}`', _described(model), size])
+    cells.append(
+        [
+            f'`{name}`',
+            _described(model),
+            model.describe_samples(),
+            model.outputs,
+        ]
+    )
   return cells
 
 

@@ -35,6 +35,7 @@ _MEMBERS = {
     'data': 'data',
     'drift_correction': 'clients.drift_correction',
     'evaluation': 'training.evaluation',
+    'freeze_layers': 'keras_model.freezing',
     'layers': 'layers',
     'models': 'models',
     'papers': 'papers',

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tff_bn.catalog import models
+from tff_bn.catalog import tasks
 from tff_bn.programs.cli import flag_groups
+from tff_bn.programs.cli import parsers
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 
 if TYPE_CHECKING:
@@ -33,12 +35,29 @@ class ModelFlags(flag_groups.base_class(*models.OPTIONS)):  # type: ignore[misc]
             ' off',
         )
 
-  def build_model_fn(
-      self, input_shape: tuple[int, ...], num_classes: int
-  ) -> 'Callable[[], keras.Model]':
-    """Returns a function that builds untrained models for such samples."""
-    from tff_bn.models import building
+  def describe_model(self) -> str:
+    """Returns the flags that say which model it is, for messages."""
+    if self.initial_model is not None:
+      return f'--initial_model={self.initial_model}'
+    return f'--model={self.model} and --normalization={self.normalization}'
 
-    return building.build_model_fn(
-        self.model, input_shape, num_classes, **self.arguments(ModelFlags)
-    )
+  def build_model_fn(
+      self,
+      input_shape: tuple[int, ...],
+      num_outputs: int,
+      task: str = tasks.CLASSIFICATION,
+  ) -> 'Callable[[], keras.Model]':
+    """Returns a function that builds the initial models for such samples."""
+    from tff_bn.models import building
+    from tff_bn.models import initial_model
+
+    build: Callable[..., Any] = building.build_model_fn
+    name = self.model
+    if self.initial_model is not None:
+      build, name = initial_model.initial_model_fn, self.initial_model
+    arguments = self.arguments(ModelFlags)
+    try:
+      return build(name, input_shape, num_outputs, task=task, **arguments)
+    except ValueError as error:
+      # Not every program that builds models defines their flags.
+      raise ValueError(parsers.name_flags(str(error), self.specs())) from error

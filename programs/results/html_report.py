@@ -40,6 +40,8 @@ _FACTS = {
     'algorithms': 'Algorithms',
     'sweep': 'Sweep',
     'model': 'Model',
+    'initial_model': 'Initial model',
+    'frozen_layers': 'Frozen layers',
     'normalization': 'Normalization',
     'rounds': 'Rounds',
     'local_steps': 'Local steps',

@@ -113,7 +113,8 @@ class Builder:
     flags = settings.part(model_flags.ModelFlags)
     batch_norm = algorithms.find(settings.algorithm).batch_norm
     with progress.saying(
-        f'Building the model {settings.model} and tracing {settings.algorithm}'
+        f'Building the model {settings.model or settings.initial_model} and'
+        f' tracing {settings.algorithm}'
     ):
       built_flags, model = split.models.get(batch_norm, (None, None))
       if model is None or built_flags != flags:

@@ -101,8 +101,7 @@ def _converted(
   except ValueError as error:
     raise ValueError(
         f'{settings.algorithm} is impossible with'
-        f' --model={settings.model} and'
-        f' --normalization={settings.normalization}: {error}'
+        f' {settings.describe_model()}: {error}'
     ) from error
 
 

@@ -45,9 +45,8 @@ def check_model(
   if settings.held_out_clients is not None and not model.has_batch_norm:
     raise ValueError(
         f'--held_out_clients={",".join(settings.held_out_clients)} tests BN'
-        f' statistics, but --model={settings.model} with'
-        f' --normalization={settings.normalization} has no batch'
-        ' normalization.'
+        ' statistics, but there is no batch normalization with'
+        f' {settings.describe_model()}.'
     )
 
 

@@ -1,4 +1,4 @@
-"""The models against the papers."""
+"""The models against the papers, and the perceptron for tables."""
 
 import collections
 import functools
@@ -27,6 +27,7 @@ SHAPES = {
     'fedbn_two_layer': (10,),
     'alexnet_bn': (256, 256, 3),
     'abide_mlp': (5995,),
+    'tabular': (30,),
 }
 _CNNS = ('small_cnn', 'fbn_cnn')
 # A model of each kind: the others are made by the same functions.
@@ -54,7 +55,7 @@ class TestEveryModel:
   @pytest.mark.parametrize(
       ('name', 'normalization', 'kind'),
       [
-          *((n, 'batch', 'BatchNormalization') for n in models.MODELS),
+          *((n, 'batch', 'BatchNormalization') for n in SHAPES),
           *((n, 'none', None) for n in _DIFFERENT),
           *((n, 'layer', 'LayerNormalization') for n in _CNNS),
           *((n, 'group2', 'GroupNormalization') for n in _CNNS),
@@ -79,6 +80,7 @@ class TestEveryModel:
         'fedbn_two_layer': 1,
         'alexnet_bn': 7,
         'abide_mlp': 2,
+        'tabular': 2,
     }
     # Its dense layer has no normalization; layers before a ReLU have biases.
     not_normalized = 1 if name == 'fbn_cnn' else 0
@@ -181,13 +183,18 @@ class TestAlternatives:
     )
 
   def test_fixup_is_only_for_residual_networks(self):
+    shapes = {
+        **SHAPES,
+        'conv1d': (9, 2),
+        **dict.fromkeys(('unet', 'mobilenet_v2', 'resnet50'), (32, 32, 3)),
+    }
     for name in models.MODELS.keys() - set(catalog.FIXUP_MODELS):
       with pytest.raises(
           ValueError,
           match=f'=fixup is impossible with model={name}; .*'
           'model=resnet20 or resnet20_wide',
       ):
-        models.build_model_fn(name, SHAPES[name], 10, 'fixup')
+        models.build_model_fn(name, shapes[name], 10, 'fixup')
 
   @pytest.mark.parametrize(
       ('name', 'normalization'),
@@ -255,6 +262,7 @@ def test_number_of_values(name, normalization, expected):
         ('fedbn_two_layer', [(10, 100), (100, 10)], [*_DENSE, 'Dense']),
         # FedBN, section 5.2.
         ('abide_mlp', [(5995, 16), (16, 16), (16, 10)], [*_DENSE * 2, 'Dense']),
+        ('tabular', [(30, 64), (64, 32), (32, 10)], [*_DENSE * 2, 'Dense']),
         # FBN, table 1.
         (
             'fbn_cnn',

@@ -114,6 +114,20 @@ def series_without_input(input_shape, num_classes):
 def layer(input_shape, num_classes):
   return keras.layers.Dense(num_classes)
 
+def softplus(input_shape, num_classes):
+  model = dense(input_shape, num_classes)
+  model.layers[-1].activation = keras.activations.softplus
+  return model
+
+def pixels(input_shape, num_classes):
+  return keras.Sequential([
+      keras.Input(input_shape), keras.layers.Conv2D(num_classes, 1)
+  ])
+
+def softmax_of_pixels(input_shape, num_classes):
+  model = pixels(input_shape, num_classes)
+  return keras.Sequential([model, keras.layers.Lambda(keras.ops.softmax)])
+
 def fails(input_shape, num_classes):
   raise RuntimeError('no such\\nluck')
 
@@ -170,26 +184,30 @@ def test_every_call_builds_a_new_model():
 
 def test_unknown_model():
   check_refused(
-      'resnet', r"='resnet' must be one of small_cnn, mlp3.*mean resnet20\?"
+      'resnet', r"='resnet' must be one of small_cnn, mlp3.*mean resnet50\?"
   )
 
 
 @pytest.mark.parametrize(
-    'name,input_shape,size',
+    'name,input_shape,size,advice',
     [
-        ('small_cnn', (3, 8, 1), 4),
-        ('small_cnn', (64,), 4),
-        ('digits_cnn', (8, 3, 1), 4),
-        ('resnet20', (3, 3, 3), 4),
-        ('resnet20', (32, 32), 4),
-        ('alexnet_bn', (94, 256, 3), 95),
+        ('small_cnn', (3, 8, 1), 4, 'mlp3, .*, or resize by `image_size`.$'),
+        ('small_cnn', (64,), 4, 'tabular, mlp3, [a-z_0-9, ]*.$'),
+        ('digits_cnn', (8, 3, 1), 4, 'mlp3, .*, or resize'),
+        ('resnet20', (3, 3, 3), 4, 'mlp3'),
+        ('resnet20', (32, 32), 4, 'conv1d, mlp3, [a-z_0-9, ]*.$'),
+        ('alexnet_bn', (94, 256, 3), 95, 'small_cnn, .* resize'),
+        ('resnet50', (31, 64, 3), 32, 'small_cnn, .* resize'),
     ],
 )
-def test_samples_that_are_too_small_or_not_images(name, input_shape, size):
+def test_samples_that_are_too_small_or_not_images(
+    name, input_shape, size, advice
+):
   shape = ', '.join(map(str, input_shape))
   check_refused(
       name,
-      rf'at least {size}x{size} pixels.*\({shape}.*\); use model=mlp3',
+      f'={name} needs images of at least {size}x{size} pixels as .height,'
+      rf' width, channels., .* the shape \({shape}.*\); use model={advice}',
       input_shape,
   )
 
@@ -325,14 +343,18 @@ class TestUserModel:
           ('user_models:too_few', r'failed \(TypeError: '),
           (
               'user_models:one_more_class',
-              r'the shape \(11,\) for each sample; it must be 10 logits',
+              r'shape \(11,\) for each sample; it must have the shape \(10,\)'
+              ' for task=classification, one logit for each class',
           ),
           ('user_models:frozen', 'has no trainable variables'),
           ('user_models:softmax', 'probabilities, .*; remove the softmax'),
           ('user_models:softmax_layer', 'probabilities, .*; remove the softm'),
           ('user_models:sigmoid', 'ends in a sigmoid, .*; remove the sigmoid'),
           ('user_models:sigmoid_layer', 'ends in a sigmoid, .*; remove the si'),
-          ('user_models:two_outputs', 'several outputs .* must be 10 logits'),
+          (
+              'user_models:two_outputs',
+              r'has several outputs; it must .* \(10,\)',
+          ),
           (
               'user_models:layers_in_call',
               r'\(ValueError: .* LayersInCall.call\(\)\. You cannot add',
@@ -358,3 +380,81 @@ class TestUserModel:
       with pytest.raises(ValueError, match=wrong) as error:
         models.build_model_fn(f'user_models:{wrong}', shape, 10)
       assert 'series:PATH' not in str(error.value)
+
+
+class TestTasks:
+
+  @pytest.mark.parametrize(
+      ('name', 'task', 'num_outputs'),
+      [
+          ('dense', 'binary', 1),
+          ('dense', 'multilabel', 4),
+          # Targets may be shares, or positive.
+          ('softmax', 'regression', 3),
+          ('sigmoid', 'regression', 1),
+          ('softplus', 'regression', 2),
+          ('pixels', 'segmentation', 3),
+      ],
+  )
+  def test_models_of_users(self, name, task, num_outputs):
+    model = models.build_model_fn(
+        f'user_models:{name}', (4, 5, 1), num_outputs, task=task
+    )()
+    shape = (4, 5, 3) if task == 'segmentation' else (num_outputs,)
+    assert model.output_shape == (None, *shape)
+
+  @pytest.mark.parametrize(
+      ('name', 'task', 'num_outputs', 'message'),
+      [
+          ('sigmoid', 'binary', 1, 'ends in a sigmoid'),
+          ('softmax', 'multilabel', 3, 'ends in a softmax'),
+          ('softmax_of_pixels', 'segmentation', 3, 'are probabilities'),
+          (
+              'dense',
+              'segmentation',
+              2,
+              r'\(2,\) for each sample; it must have the shape \(4, 5, 2\) for'
+              ' task=segmentation, one logit for each class',
+          ),
+          ('pixels', 'regression', 2, r'\(4, 5, 2\) .* \(2,\) for task=regr'),
+      ],
+  )
+  def test_other_outputs(self, name, task, num_outputs, message):
+    name = f'user_models:{name}'
+    with pytest.raises(ValueError, match=f'model={name}: .*{message}'):
+      models.build_model_fn(name, (4, 5, 1), num_outputs, task=task)
+
+  @pytest.mark.parametrize('task', ['binary', 'multilabel', 'regression'])
+  def test_models_of_the_catalog(self, task):
+    model = models.build_model_fn('mlp3', (4,), 1, task=task)()
+    assert model.output_shape == (None, 1)
+
+
+class TestFrozenLayers:
+
+  def test_frozen_layers(self):
+    model = models.build_model_fn('mlp3', (4,), 3, frozen_layers='hid.*|norm')()
+    trained = [x.name for x in model.layers if x.trainable_weights]
+    assert trained == ['logits']
+
+  def test_of_a_users_model(self):
+    with pytest.raises(
+        ValueError,
+        match='frozen_layers=dense.* is impossible with model=user_models:sub'
+        'classed: .*no trainable weight',
+    ):
+      models.build_model_fn(
+          'user_models:subclassed', (4,), 3, frozen_layers='dense.*'
+      )
+
+  def test_no_such_layer(self):
+    with pytest.raises(
+        ValueError,
+        match='frozen_layers=backbone is impossible with model=mlp3: .* no'
+        " layer with weights; the model 'mlp3' has hidden, norm, logits.",
+    ):
+      models.build_model_fn('mlp3', (4,), 3, frozen_layers='backbone')
+
+  def test_no_regular_expression(self):
+    with pytest.raises(ValueError, match=r"frozen_layers='\(' is no regular"):
+      models.build_model_fn('mlp3', (4,), 3, frozen_layers='(')

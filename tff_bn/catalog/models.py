@@ -1,9 +1,13 @@
 """Models, their normalizations, and the options of both."""
 
+from collections.abc import Sequence
 import dataclasses
+import functools
+import os
 import re
 from typing import Any, Optional
 
+from tff_bn.catalog import tasks
 from tff_bn.catalog import value_types
 from tff_bn.catalog.options import OWN_NAME
 from tff_bn.catalog.options import Condition
@@ -15,32 +19,84 @@ from tff_bn.catalog.parts import PartName
 from tff_bn.catalog.parts import Parts
 from tff_bn.catalog.parts import listing
 from tff_bn.catalog.parts import require_function
+from tff_bn.common import files
 
 _ROOM = 'tff_bn.models'
+# Kinds of samples, with the axes of a sample.
+IMAGES = 'images'
+SERIES = 'series'
+VECTORS = 'vectors'
+AXES = {
+    IMAGES: ('height', 'width', 'channels'),
+    SERIES: ('steps', 'features'),
+    VECTORS: ('features',),
+}
+# Forms of a model's output.
+VECTOR = 'vector'
+MAP = 'map'
+OUTPUTS = {
+    VECTOR: 'one vector of outputs for each sample',
+    MAP: 'a map: a vector of outputs for each pixel',
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Model(Part):
   """A model.
 
-  Its function gets the shape of a sample, the number of classes and
-  `normalization`. It returns an untrained `keras.Model` with logits as output.
+  Its function gets the shape of a sample, the number of outputs and
+  `normalization`. It returns an untrained `keras.Model` whose outputs are
+  logits, or plain numbers for a regression.
 
   Attributes:
-    smallest: The smallest height and width of its images. None: samples of any
-      shape are allowed.
+    samples: The kind of samples that it takes, a key of `AXES`. Default:
+      images if `smallest` is given, otherwise samples of any shape (None).
+    smallest: The smallest height and width of its images.
+    outputs: The form of its output, a key of `OUTPUTS`. For a user's model, its
+      actual output counts.
     has_residual_blocks: Whether the normalization `fixup` is possible.
   """
 
-  smallest: Optional[int] = None
+  samples: Optional[str] = None
+  smallest: int = 1
+  outputs: str = VECTOR
   has_residual_blocks: bool = False
+
+  def __post_init__(self):
+    if self.smallest > 1 and self.samples is None:
+      object.__setattr__(self, 'samples', IMAGES)
+
+  def describe_samples(self) -> str:
+    """Returns the samples that it takes, in words."""
+    if self.samples is None:
+      return 'any'
+    if self.samples != IMAGES:
+      return self.samples
+    return f'{IMAGES} of at least {self.smallest}x{self.smallest} pixels'
+
+  def takes(self, input_shape: Sequence[int]) -> bool:
+    """Whether it takes samples of this shape."""
+    if self.samples is None:
+      return True
+    if len(input_shape) != len(AXES[self.samples]):
+      return False
+    return self.samples != IMAGES or min(input_shape[:2]) >= self.smallest
+
+  def fits(self, input_shape: Sequence[int], task: str) -> bool:
+    """Whether it takes samples of this shape and has the outputs of a task."""
+    return self.takes(input_shape) and self.outputs == needed_outputs(task)
+
+
+def needed_outputs(task: str) -> str:
+  """Returns the form of the outputs that a task needs, a key of `OUTPUTS`."""
+  return MAP if task == tasks.SEGMENTATION else VECTOR
 
 
 def _model_of_object(name: str, function: Any) -> Model:
   """Returns the entry of a user's function."""
   require_function(
       function,
-      'a function of the shape of a sample and the number of classes that'
+      'a function of the shape of a sample and the number of outputs that'
       ' returns a keras.Model, or an entry tff_bn.catalog.models.Model',
   )
   return Model(name, 'a model of yours', function)
@@ -127,12 +183,52 @@ MODELS: Parts[Model] = Parts(
         '2 hidden layers of 16 neurons (FedBN, section 5.2)',
         f'{_ROOM}.perceptrons:build_abide_mlp',
     ),
+    Model(
+        'tabular',
+        '2 hidden layers of 64 and 32 neurons; for tables of features',
+        f'{_ROOM}.perceptrons:build_tabular',
+        samples=VECTORS,
+    ),
+    Model(
+        'conv1d',
+        '3 convolutions over time of 32, 64 and 64 channels; for series',
+        f'{_ROOM}.series:build_conv1d',
+        samples=SERIES,
+    ),
+    Model(
+        'unet',
+        'U-Net with 16, 32 and 64 channels; for segmentation',
+        f'{_ROOM}.unet:build_unet',
+        smallest=4,
+        outputs=MAP,
+    ),
+    Model(
+        'mobilenet_v2',
+        'MobileNetV2 of keras.applications with a new last layer',
+        f'{_ROOM}.applications:build_mobilenet_v2',
+        smallest=32,
+    ),
+    Model(
+        'resnet50',
+        'ResNet-50 of keras.applications with a new last layer',
+        f'{_ROOM}.applications:build_resnet50',
+        smallest=32,
+    ),
     of_object=_model_of_object,
 )
 # The models that can have the normalization `fixup`.
 FIXUP_MODELS = tuple(
     name for name, model in MODELS.items() if model.has_residual_blocks
 )
+
+
+def fitting(input_shape: Sequence[int], task: str) -> list[str]:
+  """Returns the models for such samples and this task.
+
+  Models for this kind of samples come before models for any samples.
+  """
+  names = [n for n, model in MODELS.items() if model.fits(input_shape, task)]
+  return sorted(names, key=lambda name: MODELS[name].samples is None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,10 +369,19 @@ def are_encodings_off(options: Any) -> bool:
 def has_personal_encodings(options: Any) -> bool:
   """Whether clients have personal position encodings, given all options."""
   return bool(
-      options.pan != NO_ENCODINGS
+      options.initial_model is None
+      and options.pan != NO_ENCODINGS
       and not are_encodings_off(options)
       and options.pan_personal_share
   )
+
+
+# A file has the architecture and the weights of a model.
+_BUILDS_MODEL = Condition(
+    'initial_model',
+    lambda options: options.initial_model is None,
+    'has no effect with --initial_model={}, whose file has the architecture',
+)
 
 
 def _pan_option(
@@ -289,6 +394,7 @@ def _pan_option(
       description,
       **more,
       conditions=(
+          _BUILDS_MODEL,
           Condition(
               'pan',
               lambda options: options.pan != NO_ENCODINGS,
@@ -299,13 +405,74 @@ def _pan_option(
   )
 
 
+def _absolute(path: str) -> str:
+  """Makes a path absolute, so that flags.txt is valid in any working folder."""
+  return os.path.abspath(os.path.expanduser(path))
+
+
+def _checksum_of_file(options: Any) -> str:
+  """Returns the checksum of the initial model."""
+  path = _absolute(options.initial_model)
+  status = os.stat(path)
+  return _cached_checksum(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache
+def _cached_checksum(path: str, size: int, changed: int) -> str:
+  """Returns the checksum of a file with this size and time of change."""
+  del size, changed
+  return files.checksum(path)
+
+
+def _require_checksum(text: str) -> None:
+  if not re.fullmatch('[0-9a-f]{64}', text):
+    raise ValueError('must be 64 hexadecimal digits.')
+
+
 MODEL = Option(
     'model',
     PartName(MODELS, YOURS),
     f'The model:\n{listing(MODELS)}or {YOURS}; the function is called'
-    ' with the shape of a sample and the number of classes and returns an'
-    ' untrained keras.Model with logits as output',
+    ' with the shape of a sample and the number of outputs (classes, labels or'
+    ' targets) and returns an untrained keras.Model. Its outputs are logits, or'
+    ' plain numbers for a regression',
     'small_cnn',
+    conditions=(_BUILDS_MODEL,),
+)
+INITIAL_MODEL = Option(
+    'initial_model',
+    value_types.KerasFile(),
+    'A .keras file from which the training starts, with its architecture and'
+    " weights: a pretrained model, or an earlier run's model/model.keras",
+    default_text='a new model',
+    convert=_absolute,
+)
+INITIAL_MODEL_SHA256 = Option(
+    'initial_model_sha256',
+    value_types.CheckedText(_require_checksum),
+    'The SHA-256 that the file of --initial_model must have. The flags.txt of a'
+    ' run has it, so that nothing continues or evaluates the run with another'
+    ' file',
+    default_text="the file's",
+    compute=_checksum_of_file,
+    conditions=(
+        Condition(
+            'initial_model',
+            lambda options: options.initial_model is not None,
+            'has no effect without --initial_model',
+        ),
+    ),
+    argument='sha256',
+)
+FROZEN_LAYERS = Option(
+    'frozen_layers',
+    value_types.REGULAR_EXPRESSION,
+    'Layers whose weights are not trained: a regular expression for whole names'
+    ' of layers, or paths such as backbone/conv1 in nested models. Their batch'
+    ' normalization uses its running statistics. Clients do not send these'
+    ' weights',
+    default_text='none',
+    argument=OWN_NAME,
 )
 NORMALIZATION = Option(
     'normalization',
@@ -317,6 +484,7 @@ NORMALIZATION = Option(
     'The normalization layers of the model:\n'
     f'{listing(NORMALIZATIONS)}or {_GROUPS}',
     'batch',
+    conditions=(_BUILDS_MODEL,),
     argument=OWN_NAME,
 )
 PRECISION = Option(
@@ -326,6 +494,7 @@ PRECISION = Option(
     ' are always float32. Mixed precision is for GPUs with hardware support; on'
     f' the CPU it is slower:\n{listing(PRECISIONS)}',
     'float32',
+    conditions=(_BUILDS_MODEL,),
     argument=OWN_NAME,
 )
 BATCH_NORM_MOMENTUM = Option(
@@ -343,6 +512,7 @@ PAN = Option(
     'Position-aware neurons (FedPAN): how the encoding of its position changes'
     f' each unit of the hidden layers, before the activation:\n{listing(PANS)}',
     NO_ENCODINGS,
+    conditions=(_BUILDS_MODEL,),
     argument=OWN_NAME,
 )
 PAN_AMPLITUDE = _pan_option(
@@ -380,6 +550,7 @@ MOON_PROJECTION = Option(
     ' algorithms, so that a comparison trains the same model; moon contrasts'
     ' its outputs',
     default_text='no head',
+    conditions=(_BUILDS_MODEL,),
     argument=OWN_NAME,
 )
 OPTIONS = declared(vars())

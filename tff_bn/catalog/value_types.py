@@ -4,8 +4,11 @@ import abc
 from collections.abc import Callable, Collection, Sequence
 import math
 import numbers
+import os
+import re
 import struct
 from typing import Any, Optional
+import zipfile
 
 from tff_bn.common import spelling
 
@@ -210,6 +213,42 @@ class CodeName(Text):
     return True
 
 
+class RegularExpression(Text):
+  """Regular expressions of Python."""
+
+  def parse(self, text):
+    """See the base class."""
+    super().parse(text)
+    try:
+      re.compile(text)
+    except re.error as error:
+      raise ValueError(f'is no regular expression: {error}.') from error
+    return text
+
+
+class KerasFile(Text):
+  """Paths of `.keras` files of the user, which can contain code."""
+
+  def parse(self, text):
+    """See the base class."""
+    super().parse(text)
+    if not text.endswith('.keras'):
+      raise ValueError('must be a file that ends in .keras.')
+    return text
+
+  def names_code(self, value):
+    """See the base class."""
+    return True
+
+  def load(self, value):
+    """Checks that the file is one of Keras, and runs nothing."""
+    path = os.path.expanduser(value)
+    if not os.path.exists(path):
+      raise ValueError('there is no such file.')
+    if not zipfile.is_zipfile(path):
+      raise ValueError('it is not a file of Keras 3; save one by model.save.')
+
+
 class CheckedText(_OfTexts):
   """Texts that pass a check.
 
@@ -381,4 +420,5 @@ POSITIVE_SHARE = Number(float, above=0, maximum=1)
 MOMENTUM = Number(float, minimum=0, below=1)
 SEED = Number(int, minimum=0, maximum=2**32 - 1)
 TEXT = Text()
+REGULAR_EXPRESSION = RegularExpression()
 BOOLEAN = Boolean()

@@ -1,7 +1,8 @@
-"""Writes files and folders in one step, even if the power fails."""
+"""Writes files and folders in one step, even if the power fails; checksums."""
 
 from collections.abc import Iterator
 import contextlib
+import hashlib
 import os
 import pathlib
 import shutil
@@ -82,6 +83,13 @@ def replace(path: pathlib.Path, content: Union[str, bytes]) -> None:
     content = content.encode()
   with replacing(path) as temporary:
     temporary.write_bytes(content)
+
+
+def checksum(path: Union[str, os.PathLike[str]]) -> str:
+  """Returns the SHA-256 of a file as 64 hexadecimal digits."""
+  # In blocks, because a file may be larger than the memory.
+  with open(path, 'rb') as file:
+    return hashlib.file_digest(file, 'sha256').hexdigest()
 
 
 def _remove(path: pathlib.Path) -> None:

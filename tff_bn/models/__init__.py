@@ -1,10 +1,13 @@
 """Model architectures, built by name or by a user's function.
 
 Each function `build_...` of a model has the same arguments: `input_shape`, the
-shape of a sample; `num_classes`; and `normalization`, the normalization of its
-hidden layers, a key of `NORMALIZATIONS` or `group<N>`. It returns an untrained
-functional model with logits as output. Convolutional networks take images of
-shape `[height, width, channels]`. Perceptrons flatten their inputs.
+shape of a sample; `num_outputs`, the number of outputs; and `normalization`,
+the normalization of its hidden layers, a key of `NORMALIZATIONS` or `group<N>`.
+It returns an untrained functional model whose outputs are logits, or plain
+numbers for a regression. The entries in `MODELS` say which samples a model
+takes: images of shape `[height, width, channels]`, series of shape `[steps,
+features]`, vectors of features, or samples of any shape, which it flattens.
+`initial_model_fn` starts from a file instead.
 
 `MODELS` and `NORMALIZATIONS` are in `tff_bn.catalog.models`, which does not
 import Keras. Keras is imported when a model is first used.
@@ -18,6 +21,7 @@ from tff_bn.imports import lazy
 _MEMBERS = {
     'build_model_fn': 'building',
     'build_vgg': 'convolutional',
+    'initial_model_fn': 'initial_model',
 }
 for _model in MODELS.values():
   _module, _, _function = str(_model.builds).partition(':')

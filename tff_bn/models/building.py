@@ -11,21 +11,21 @@ import numpy as np
 
 from tff_bn.catalog import datasets
 from tff_bn.catalog import models
+from tff_bn.catalog import tasks
 from tff_bn.catalog import value_types
 from tff_bn.common import checks
+from tff_bn.common import spelling
 from tff_bn.common import user_functions
+from tff_bn.keras_model import freezing
 from tff_bn.layers import discovery
 from tff_bn.models import projection_head
 from tff_bn.position_aware import position_encodings
-
-# The model that errors recommend for other samples than images.
-_ANY_SHAPE = 'mlp3'
 
 
 def build_model_fn(
     name: str,
     input_shape: tuple[int, ...],
-    num_classes: int,
+    num_outputs: int,
     normalization: str = 'batch',
     precision: str = 'float32',
     batch_norm_momentum: Optional[float] = None,
@@ -34,6 +34,9 @@ def build_model_fn(
     pan_period: float = 1.0,
     pan_personal_share: float = 0.0,
     moon_projection: Optional[int] = None,
+    frozen_layers: Optional[str] = None,
+    *,
+    task: str = tasks.CLASSIFICATION,
 ) -> Callable[[], keras.Model]:
   """Returns a function that builds untrained models.
 
@@ -42,11 +45,12 @@ def build_model_fn(
   Args:
     name: A key of `tff_bn.catalog.models.MODELS`, or `package.module:NAME` for
       your own: a function, or a `tff_bn.catalog.models.Model`. The function is
-      called as `function(input_shape, num_classes)`, and with
+      called as `function(input_shape, num_outputs)`, and with
       `normalization=...` if it has such a parameter, and returns a model with
-      logits as output.
+      logits as output, or plain numbers for a regression.
     input_shape: The shape of one sample.
-    num_classes: Number of classes.
+    num_outputs: The number of outputs: of classes, labels or targets, or 1 for
+      a binary task. In a segmentation, each pixel has as many.
     normalization: A key of `tff_bn.catalog.models.NORMALIZATIONS`, or
       `group<N>`. A user's function may accept other values.
     precision: A key of `tff_bn.catalog.models.PRECISIONS`: the default dtype
@@ -62,6 +66,10 @@ def build_model_fn(
       personal encodings; see `tff_bn.layers.PositionEncoding`.
     moon_projection: The number of outputs of MOON's projection head, two dense
       layers before the last layer. Default: no head.
+    frozen_layers: A regular expression for layers that are not trained, see
+      `tff_bn.freeze_layers`. Default: all layers are trained.
+    task: A key of `tff_bn.catalog.tasks.TASKS`. It decides the shape of the
+      model's output.
 
   Returns:
     A function without arguments that returns a new `keras.Model`.
@@ -80,11 +88,13 @@ def build_model_fn(
   )
   for size in input_shape:
     value_types.POSITIVE_INTEGER.check('a size in input_shape', size)
-  value_types.POSITIVE_INTEGER.check('num_classes', num_classes)
+  value_types.POSITIVE_INTEGER.check('num_outputs', num_outputs)
+  check_task(task)
   # Keras takes no integers of NumPy.
   input_shape = tuple(int(size) for size in input_shape)
-  num_classes = int(num_classes)
-  build = _builder(name, input_shape, num_classes, normalization)
+  num_outputs = int(num_outputs)
+  build = _builder(name, input_shape, num_outputs, normalization, task)
+  subject = f'model={name}'
   for option, value in (
       (models.PRECISION, precision),
       (models.BATCH_NORM_MOMENTUM, batch_norm_momentum),
@@ -93,6 +103,7 @@ def build_model_fn(
       (models.PAN_PERIOD, pan_period),
       (models.PAN_PERSONAL_SHARE, pan_personal_share),
       (models.MOON_PROJECTION, moon_projection),
+      (models.FROZEN_LAYERS, frozen_layers),
   ):
     if value is not None:
       option.check(value)
@@ -104,12 +115,10 @@ def build_model_fn(
         # Some models create layers in `build`, at their first call.
         _call_once(model, input_shape)
       if moon_projection is not None:
-        with _named_errors(f'moon_projection={moon_projection}', name):
+        with _named_errors(f'moon_projection={moon_projection}', subject):
           model = projection_head.add_projection_head(model, moon_projection)
-    if batch_norm_momentum is not None:
-      _set_momentum(name, model, batch_norm_momentum)
     if pan != models.NO_ENCODINGS:
-      with _named_errors(f'pan={pan}', name):
+      with _named_errors(f'pan={pan}', subject):
         model = position_encodings.add_position_encodings(
             model,
             pan,
@@ -117,28 +126,66 @@ def build_model_fn(
             pan_period,
             personal_share=pan_personal_share,
         )
+    adapt(subject, model, batch_norm_momentum, frozen_layers)
     return model
 
-  if name in models.MODELS:
-    # This checks whether groups divide the channels.
-    model_fn()
-  else:
+  if name not in models.MODELS:
     with _dtype_policy(precision):
-      _check_user_model(name, build, input_shape, num_classes)
-    if (
+      model = _user_model(name, build, input_shape, num_outputs, task)
+    if not model.trainable_variables:
+      raise ValueError(f'{subject}: the model has no trainable variables.')
+    is_changed = (
         batch_norm_momentum is not None
         or pan != models.NO_ENCODINGS
         or moon_projection is not None
-    ):
-      model_fn()
+        or frozen_layers is not None
+    )
+    if not is_changed:
+      return model_fn
+  # This also checks whether groups divide the channels.
+  model_fn()
   return model_fn
+
+
+def check_task(task: str) -> None:
+  """Raises a `ValueError` if a task is unknown."""
+  if task not in tasks.TASKS:
+    raise ValueError(
+        f'task={task!r} must be one of {", ".join(tasks.TASKS)}.'
+        f'{spelling.suggestion(str(task), tasks.TASKS)}'
+    )
+
+
+def adapt(
+    subject: str,
+    model: keras.Model,
+    batch_norm_momentum: Optional[float],
+    frozen_layers: Optional[str],
+) -> None:
+  """Sets the momentum of a model's running statistics and freezes layers.
+
+  `subject` names the model in errors, such as `model=mlp3`.
+  """
+  if batch_norm_momentum is not None:
+    norms = discovery.batch_norm_layers(model)
+    if not norms:
+      raise ValueError(
+          f'batch_norm_momentum={batch_norm_momentum} has no effect:'
+          f' {subject} has no batch normalization layer.'
+      )
+    for layer in norms:
+      layer.momentum = batch_norm_momentum
+  if frozen_layers is not None:
+    with _named_errors(f'frozen_layers={frozen_layers}', subject):
+      freezing.freeze_layers(model, frozen_layers)
 
 
 def _builder(
     name: str,
     input_shape: tuple[int, ...],
-    num_classes: int,
+    num_outputs: int,
     normalization: str,
+    task: str,
 ) -> Callable[[], keras.Model]:
   """Returns a function that builds the model in float32, without encodings."""
   models.MODEL.check(name)
@@ -155,32 +202,28 @@ def _builder(
           f' residual blocks, so use model={" or ".join(models.FIXUP_MODELS)}.'
       )
     arguments = {'normalization': normalization}
+    needed = models.needed_outputs(task)
+    if model.outputs != needed:
+      raise ValueError(
+          f'model={name} has {models.OUTPUTS[model.outputs]}, but task={task}'
+          f' needs {models.OUTPUTS[needed]}'
+          f'{_advice(input_shape, task)}.'
+      )
   else:
     arguments = _normalization_argument(name, build, normalization)
-  _check_input_shape(name, input_shape, model.smallest)
-  return functools.partial(build, input_shape, num_classes, **arguments)
+  _check_input_shape(model, input_shape, task)
+  return functools.partial(build, input_shape, num_outputs, **arguments)
 
 
 @contextlib.contextmanager
-def _named_errors(setting: str, name: str) -> Iterator[None]:
+def _named_errors(setting: str, subject: str) -> Iterator[None]:
   """Names the setting and the model in a `ValueError`."""
   try:
     yield
   except ValueError as error:
     raise ValueError(
-        f'{setting} is impossible with model={name}: {error}'
+        f'{setting} is impossible with {subject}: {error}'
     ) from error
-
-
-def _set_momentum(name: str, model: keras.Model, momentum: float) -> None:
-  layers = discovery.batch_norm_layers(model)
-  if not layers:
-    raise ValueError(
-        f'batch_norm_momentum={momentum} has no effect: model={name} has no'
-        ' batch normalization layer.'
-    )
-  for layer in layers:
-    layer.momentum = momentum
 
 
 @contextlib.contextmanager
@@ -196,23 +239,39 @@ def _dtype_policy(name: str) -> Iterator[None]:
 
 def _call_once(model: keras.Model, input_shape: tuple[int, ...]) -> Any:
   """Calls a model with a batch of two samples."""
-  return model(keras.ops.zeros((2, *input_shape)), training=False)
+  zeros = keras.ops.zeros((1, *input_shape))
+  return model(
+      keras.ops.concatenate([zeros, zeros + 1], axis=0), training=False
+  )
+
+
+def _advice(input_shape: tuple[int, ...], task: str, *others: str) -> str:
+  """Returns what to do, as the end of an error without its point.
+
+  These are the models that fit, if there are any, and other advice.
+  """
+  fitting = models.fitting(input_shape, task)
+  advice = [f'use model={spelling.name_some(fitting)}'] if fitting else []
+  advice += others
+  return f'; {", or ".join(advice)}' if advice else ''
 
 
 def _check_input_shape(
-    name: str, input_shape: tuple[int, ...], smallest: Optional[int]
+    model: models.Model, input_shape: tuple[int, ...], task: str
 ) -> None:
   """Checks that a model accepts samples of this shape."""
-  if smallest is None:
+  if model.takes(input_shape):
     return
-  if len(input_shape) != 3 or min(input_shape[:2]) < smallest:
-    raise ValueError(
-        f'model={name} needs images of at least {smallest}x{smallest} pixels'
-        ' as [height, width, channels], but the samples have the shape'
-        f' {input_shape}; use model={_ANY_SHAPE}, which takes samples of any'
-        ' shape'
-        + ('.' if len(input_shape) != 3 else ', or resize by `image_size`.')
-    )
+  assert model.samples is not None  # It takes some samples only.
+  axes = models.AXES[model.samples]
+  others = []
+  if len(input_shape) == len(axes):  # Images that are too small.
+    others = ['resize by `image_size`']
+  raise ValueError(
+      f'model={model.name} needs {model.describe_samples()} as'
+      f' [{", ".join(axes)}], but the samples have the shape {input_shape}'
+      f'{_advice(input_shape, task, *others)}.'
+  )
 
 
 def _normalization_argument(
@@ -248,14 +307,15 @@ def _series_advice(error: BaseException, input_shape: tuple[int, ...]) -> str:
   )
 
 
-def _check_user_model(
+def _user_model(
     name: str,
     model_fn: Callable[[], Any],
     input_shape: tuple[int, ...],
-    num_classes: int,
-) -> None:
-  """Checks that a user's function returns a model for this data."""
-  call = f'its function, called with {input_shape} and {num_classes},'
+    num_outputs: int,
+    task: str,
+) -> keras.Model:
+  """Builds a model by a user's function and checks that it fits the data."""
+  call = f'its function, called with {input_shape} and {num_outputs},'
   try:
     model = model_fn()
   # The user's function may raise anything, or end the program.
@@ -269,36 +329,87 @@ def _check_user_model(
         f'model={name}: {call} returned {type(model).__name__}, not a'
         ' keras.Model.'
     )
+  check_outputs(f'model={name}', model, input_shape, num_outputs, task)
+  return model
+
+
+def check_outputs(
+    subject: str,
+    model: keras.Model,
+    input_shape: tuple[int, ...],
+    num_outputs: int,
+    task: str,
+) -> None:
+  """Checks that a model takes such samples and has the outputs of a task.
+
+  It calls the model, because a subclassed model has no output shape before.
+
+  Args:
+    subject: Names the model in errors, such as `model=mlp3`.
+    model: The model, not built if it is subclassed.
+    input_shape: The shape of one sample.
+    num_outputs: The number of outputs, for each pixel of a segmentation.
+    task: A key of `tff_bn.catalog.tasks.TASKS`.
+
+  Raises:
+    ValueError: If the model does not fit.
+  """
   try:
-    # A subclassed model has no output shape before it is called.
-    logits = _call_once(model, input_shape)
+    outputs = _call_once(model, input_shape)
   except Exception as error:
     raise ValueError(
-        f'model={name}: the model does not take batches of samples of shape'
+        f'{subject}: the model does not take batches of samples of shape'
         f' {input_shape} ({user_functions.brief(error)}).'
         f'{_series_advice(error, input_shape)}'
     ) from error
-  shape = getattr(logits, 'shape', None)
-  if shape != (2, num_classes):
-    given = 'several outputs' if shape is None else f'the shape {shape[1:]}'
-    raise ValueError(
-        f'model={name}: the output of the model has {given} for each sample;'
-        f' it must be {num_classes} logits, one for each class.'
+  shape = getattr(outputs, 'shape', None)
+  expected = tasks.output_shape(task, input_shape, num_outputs)
+  if shape is None or tuple(shape) != (2, *expected):
+    given = (
+        'several outputs'
+        if shape is None
+        else f'the shape {tuple(shape)[1:]} for each sample'
     )
-  if not model.trainable_variables:
-    raise ValueError(f'model={name}: the model has no trainable variables.')
-  values = keras.ops.convert_to_numpy(logits).astype(np.float64)
-  if (values >= 0).all() and np.allclose(values.sum(axis=1), 1, atol=1e-2):
     raise ValueError(
-        f'model={name}: the outputs of the model are probabilities, whose sum'
-        ' is 1, but the loss takes logits; remove the softmax at the end of the'
+        f'{subject}: the output of the model has {given}; it must have the'
+        f' shape {expected} for task={task}'
+        f'{", one logit for each class" if _has_classes(task) else ""}.'
+    )
+  if task != tasks.REGRESSION:
+    _check_logits(subject, model, outputs, task)
+
+
+def _has_classes(task: str) -> bool:
+  """Whether the outputs are logits of classes that exclude each other."""
+  return task in (tasks.CLASSIFICATION, tasks.SEGMENTATION)
+
+
+def _check_logits(
+    subject: str, model: keras.Model, outputs: Any, task: str
+) -> None:
+  """Raises a `ValueError` if a model has probabilities instead of logits."""
+  values = keras.ops.convert_to_numpy(outputs).astype(np.float64)
+  if (
+      _has_classes(task)
+      and values.shape[-1] > 1
+      and (values >= 0).all()
+      and np.allclose(values.sum(axis=-1), 1, atol=1e-2)
+  ):
+    raise ValueError(
+        f'{subject}: the outputs of the model are probabilities, whose sum is'
+        ' 1, but the loss takes logits; remove the softmax at the end of the'
         ' model.'
     )
   # Only models with known outputs have their layers in the order of calls.
-  if getattr(model, 'outputs', None):
-    activation = getattr(model.layers[-1], 'activation', None)
-    if activation is keras.activations.sigmoid:
+  if not getattr(model, 'outputs', None):
+    return
+  last = model.layers[-1]
+  activation = getattr(last, 'activation', None)
+  if isinstance(last, keras.layers.Softmax):
+    activation = keras.activations.softmax
+  for name in ('sigmoid', 'softmax'):
+    if activation is getattr(keras.activations, name):
       raise ValueError(
-          f'model={name}: the model ends in a sigmoid, but the loss takes'
-          ' logits; remove the sigmoid at the end of the model.'
+          f'{subject}: the model ends in a {name}, but the loss takes logits;'
+          f' remove the {name} at the end of the model.'
       )

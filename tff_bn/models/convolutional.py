@@ -40,7 +40,7 @@ _VGG = {
 
 def build_small_cnn(
     input_shape: tuple[int, int, int],
-    num_classes: int,
+    num_outputs: int,
     normalization: str = 'batch',
 ) -> keras.Model:
   """Builds a convolutional network for the 8x8 digits and other small images.
@@ -55,13 +55,13 @@ def build_small_cnn(
       x = layers.MaxPooling2D(name=f'pool_{number - 1}')(x)
     x = _convolution(x, channels, 3, normalization, number, '', padding='same')
   x = layers.GlobalAveragePooling2D(name='mean')(x)
-  outputs = normalization_lib.logits(x, num_classes, normalization)
+  outputs = normalization_lib.logits(x, num_outputs, normalization)
   return keras.Model(inputs, outputs, name='small_cnn')
 
 
 def build_digits_cnn(
     input_shape: tuple[int, int, int],
-    num_classes: int,
+    num_outputs: int,
     normalization: str = 'batch',
 ) -> keras.Model:
   """Builds the six-layer network of the FedBN paper (appendix D.2, table 3).
@@ -77,13 +77,13 @@ def build_digits_cnn(
       x = layers.MaxPooling2D(name=f'pool_{number - 1}')(x)
     x = _convolution(x, channels, 5, normalization, number, padding='same')
   x = _dense_layers(x, (2048, 512), normalization)
-  outputs = normalization_lib.logits(x, num_classes, normalization)
+  outputs = normalization_lib.logits(x, num_outputs, normalization)
   return keras.Model(inputs, outputs, name='digits_cnn')
 
 
 def build_fbn_cnn(
     input_shape: tuple[int, int, int],
-    num_classes: int,
+    num_outputs: int,
     normalization: str = 'batch',
 ) -> keras.Model:
   """Builds the network of the FBN paper (arXiv:2405.14670, C.1, table 1).
@@ -115,13 +115,13 @@ def build_fbn_cnn(
       x, 128, normalization, use_bias=True, name='dense'
   )
   x = layers.ReLU(name='dense_relu')(x)
-  outputs = normalization_lib.logits(x, num_classes, normalization)
+  outputs = normalization_lib.logits(x, num_outputs, normalization)
   return keras.Model(inputs, outputs, name='fbn_cnn')
 
 
 def build_alexnet_bn(
     input_shape: tuple[int, int, int],
-    num_classes: int,
+    num_outputs: int,
     normalization: str = 'batch',
 ) -> keras.Model:
   """Builds AlexNet with normalization (FedBN, appendix D.3, table 9).
@@ -143,14 +143,14 @@ def build_alexnet_bn(
       x = layers.MaxPooling2D(3, 2, name=f'pool_{number}')(x)
   x = layers.AdaptiveAveragePooling2D(6, name='mean')(x)
   x = _dense_layers(x, (4096, 4096), normalization)
-  outputs = normalization_lib.logits(x, num_classes, normalization)
+  outputs = normalization_lib.logits(x, num_outputs, normalization)
   return keras.Model(inputs, outputs, name='alexnet_bn')
 
 
 def build_vgg(
     name: str,
     input_shape: tuple[int, int, int],
-    num_classes: int,
+    num_outputs: int,
     normalization: str = 'batch',
 ) -> keras.Model:
   """Builds a VGG network of the FedPAN paper (appendix B).
@@ -164,7 +164,7 @@ def build_vgg(
   Args:
     name: `'vgg9'`, `'vgg11'` or `'vgg13'`.
     input_shape: Height, width and channels of the images; at least 4x4 pixels.
-    num_classes: Number of classes.
+    num_outputs: The number of outputs.
     normalization: The normalization after each convolution and hidden dense
       layer, before the ReLU. The paper's networks have none by default.
 
@@ -198,7 +198,7 @@ def build_vgg(
         kernel_initializer='he_normal',
     )
   x = _dense_layers(x, dense, normalization, kernel_initializer='he_normal')
-  outputs = normalization_lib.logits(x, num_classes, normalization)
+  outputs = normalization_lib.logits(x, num_outputs, normalization)
   return keras.Model(inputs, outputs, name=name)
 
 

@@ -10,7 +10,7 @@ from tff_bn.layers.weight_standardization import WeightStandardizedConv2D
 from tff_bn.layers.weight_standardization import WeightStandardizedDense
 
 # The papers' values (PyTorch's defaults): running = 0.9 running + 0.1 batch.
-_MOMENTUM = 0.9
+MOMENTUM = 0.9
 _EPSILON = 1e-5
 
 
@@ -30,14 +30,29 @@ def convolve(
     use_bias: Optional[bool] = None,
     **arguments: Any,
 ) -> keras.KerasTensor:
-  """Applies a 2-D convolution to images, which `normalize` follows.
+  """Applies a convolution to images or series, which `normalize` follows.
 
   By default, it has a bias unless the shift of the normalization, or the scalar
   biases of Fixup, make it redundant. `arguments` are other arguments of
-  `keras.layers.Conv2D`.
+  `keras.layers.Conv2D` or `keras.layers.Conv1D`.
+
+  Raises:
+    ValueError: If the inputs are series and the normalization is
+      `weight_standardization`, which has no such layer.
   """
   is_standardized = normalization == models.STANDARDIZED_WEIGHTS
-  kind = WeightStandardizedConv2D if is_standardized else keras.layers.Conv2D
+  is_series = len(inputs.shape) == 3
+  if is_series and is_standardized:
+    raise ValueError(
+        f'normalization={normalization} is impossible for series: it has no'
+        ' one-dimensional convolution.'
+    )
+  if is_series:
+    kind = keras.layers.Conv1D
+  elif is_standardized:
+    kind = WeightStandardizedConv2D
+  else:
+    kind = keras.layers.Conv2D
   use_bias = _with_bias(normalization, use_bias)
   return kind(channels, kernel_size, use_bias=use_bias, **arguments)(inputs)
 
@@ -59,7 +74,7 @@ def dense(
 
 def logits(
     inputs: keras.KerasTensor,
-    num_classes: int,
+    num_outputs: int,
     normalization: str,
     **arguments: Any,
 ) -> keras.KerasTensor:
@@ -70,7 +85,7 @@ def logits(
   if normalization == models.FEATURE:
     inputs = FeatureNormalization(name='feature_norm')(inputs)
   return keras.layers.Dense(
-      num_classes,
+      num_outputs,
       # In mixed precision, the loss needs float32 logits.
       dtype='float32',
       name='logits',
@@ -99,7 +114,7 @@ def normalize(
     return inputs
   arguments: dict[str, Any] = {'epsilon': _EPSILON, 'name': name}
   if entry.has_momentum:
-    arguments['momentum'] = _MOMENTUM
+    arguments['momentum'] = MOMENTUM
   groups = models.num_groups(normalization)
   if groups:
     channels = inputs.shape[-1]

@@ -1,4 +1,4 @@
-"""The perceptrons of the papers."""
+"""Perceptrons: those of the papers, and one for tables of features."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from tff_bn.models import normalization as normalization_lib
 
 def build_mlp3(
     input_shape: tuple[int, ...],
-    num_classes: int,
+    num_outputs: int,
     normalization: str = 'batch',
 ) -> keras.Model:
   """Builds the 3-layer network of the FedTAN paper (section 6.1).
@@ -23,12 +23,12 @@ def build_mlp3(
     moving means and variances. Table 5 of the paper counts 23,920: a bias of
     the hidden layer, which is redundant, and no statistics.
   """
-  return _build('mlp3', input_shape, num_classes, normalization, [30], '')
+  return _build('mlp3', input_shape, num_outputs, normalization, [30], '')
 
 
 def build_mlp4(
     input_shape: tuple[int, ...],
-    num_classes: int,
+    num_outputs: int,
     normalization: str = 'batch',
 ) -> keras.Model:
   """Builds the perceptron of the FedPAN paper (appendix B).
@@ -40,7 +40,7 @@ def build_mlp4(
   return _build(
       'mlp4',
       input_shape,
-      num_classes,
+      num_outputs,
       normalization,
       [1024, 1024, 1024],
       kernel_initializer='he_normal',
@@ -49,7 +49,7 @@ def build_mlp4(
 
 def build_abide_mlp(
     input_shape: tuple[int, ...],
-    num_classes: int,
+    num_outputs: int,
     normalization: str = 'batch',
 ) -> keras.Model:
   """Builds the perceptron of the FedBN paper for ABIDE (section 5.2).
@@ -58,12 +58,12 @@ def build_abide_mlp(
   them. The paper's inputs are vectors of 5,995 connections between regions of
   the brain, with two classes.
   """
-  return _build('abide_mlp', input_shape, num_classes, normalization, [16, 16])
+  return _build('abide_mlp', input_shape, num_outputs, normalization, [16, 16])
 
 
 def build_fedbn_two_layer(
     input_shape: tuple[int, ...],
-    num_classes: int,
+    num_outputs: int,
     normalization: str = 'batch',
 ) -> keras.Model:
   """Builds the network of the FedBN paper's synthetic experiment.
@@ -77,7 +77,7 @@ def build_fedbn_two_layer(
   return _build(
       'fedbn_two_layer',
       input_shape,
-      num_classes,
+      num_outputs,
       normalization,
       [100],
       '',
@@ -86,10 +86,28 @@ def build_fedbn_two_layer(
   )
 
 
+def build_tabular(
+    input_shape: tuple[int],
+    num_outputs: int,
+    normalization: str = 'batch',
+) -> keras.Model:
+  """Builds a perceptron for vectors of features, such as rows of a table.
+
+  It has hidden layers of 64 and 32 units. Normalization and ReLU follow each of
+  them.
+
+  Returns:
+    An untrained functional model. With batch normalization, `d` features and
+    `k` outputs it has `64 d + 33 k + 2432` values, 192 of them moving means and
+    variances.
+  """
+  return _build('tabular', input_shape, num_outputs, normalization, [64, 32])
+
+
 def _build(
     name: str,
     input_shape: tuple[int, ...],
-    num_classes: int,
+    num_outputs: int,
     normalization: str,
     hidden: Sequence[int],
     suffix: str = '_{}',
@@ -110,5 +128,5 @@ def _build(
     )
     x = normalization_lib.normalize(x, normalization, f'norm{end}')
     x = layers.ReLU(name=f'relu{end}')(x)
-  outputs = normalization_lib.logits(x, num_classes, normalization)
+  outputs = normalization_lib.logits(x, num_outputs, normalization)
   return keras.Model(inputs, outputs, name=name)

@@ -21,7 +21,7 @@ _BLOCKS = 3
 
 def build_resnet20(
     input_shape: tuple[int, int, int],
-    num_classes: int,
+    num_outputs: int,
     normalization: str = 'batch',
 ) -> keras.Model:
   """Builds ResNet-20.
@@ -43,12 +43,12 @@ def build_resnet20(
     normalization, three channels and ten classes it has 271,098 values, 1,376
     of them moving means and variances.
   """
-  return _build('resnet20', input_shape, num_classes, normalization, _CHANNELS)
+  return _build('resnet20', input_shape, num_outputs, normalization, _CHANNELS)
 
 
 def build_resnet20_wide(
     input_shape: tuple[int, int, int],
-    num_classes: int,
+    num_outputs: int,
     normalization: str = 'batch',
 ) -> keras.Model:
   """Builds the wide ResNet-20 of the FedPAN paper (appendix B).
@@ -56,14 +56,14 @@ def build_resnet20_wide(
   It is `build_resnet20` with stages of 64, 128 and 256 channels.
   """
   return _build(
-      'resnet20_wide', input_shape, num_classes, normalization, _WIDE_CHANNELS
+      'resnet20_wide', input_shape, num_outputs, normalization, _WIDE_CHANNELS
   )
 
 
 def _build(
     model_name: str,
     input_shape: tuple[int, int, int],
-    num_classes: int,
+    num_outputs: int,
     normalization: str,
     stages: Sequence[int],
 ) -> keras.Model:
@@ -95,7 +95,7 @@ def _build(
     x = ScalarBias(name='mean_bias')(x)
   outputs = normalization_lib.logits(
       x,
-      num_classes,
+      num_outputs,
       normalization,
       kernel_initializer='zeros' if is_fixup else 'he_normal',
   )

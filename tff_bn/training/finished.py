@@ -1,10 +1,10 @@
 """Whether a run is finished, without importing TensorFlow."""
 
 from collections.abc import Iterable, Mapping
-import hashlib
 import pathlib
 from typing import Any, Optional
 
+from tff_bn.common import files
 from tff_bn.training import manifests
 from tff_bn.training import run_entries
 
@@ -61,7 +61,7 @@ def results_checksums(
   found: dict[str, Optional[str]] = {}
   for name in names:
     try:
-      found[name] = file_checksum(run_dir / name)
+      found[name] = files.checksum(run_dir / name)
     except FileNotFoundError:
       found[name] = None
   return found
@@ -132,16 +132,9 @@ def check_file(
   """
   path = folder / name
   try:
-    found = file_checksum(path)
+    found = files.checksum(path)
   except FileNotFoundError as error:
     raise manifests.DamagedError(f'{path} is missing.') from error
   if found != manifest['files'].get(name):
     raise manifests.DamagedError(f'{path} was changed after the run.')
   return path
-
-
-def file_checksum(path: pathlib.Path) -> str:
-  """Returns the checksum of a file."""
-  # In blocks, because a file of many clients may be larger than the memory.
-  with open(path, 'rb') as file:
-    return hashlib.file_digest(file, 'sha256').hexdigest()

@@ -246,7 +246,7 @@ def _checksums(folder: pathlib.Path) -> Iterator[tuple[str, str]]:
   for path in sorted(folder.rglob('*')):
     if path.is_file() and path.name != manifests.FILE_NAME:
       name = path.relative_to(folder).as_posix()
-      yield name, finished.file_checksum(path)
+      yield name, files.checksum(path)
 
 
 class SavedModels:

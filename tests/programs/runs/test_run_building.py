@@ -665,8 +665,8 @@ def test_held_out_clients_need_batch_normalization(tmp_path):
   with pytest.raises(
       ValueError,
       match=(
-          '--held_out_clients=client_1 tests BN statistics, but --model=mlp3'
-          ' with --normalization=layer has no batch'
+          '--held_out_clients=client_1 tests BN statistics, but there is no'
+          ' batch normalization with --model=mlp3 and --normalization=layer'
       ),
   ):
     jobs.Builder().build(settings, tmp_path)

@@ -1,0 +1,110 @@
+"""Starts from a saved Keras model."""
+
+from collections.abc import Callable
+import os
+from typing import Optional
+
+import keras
+
+# Keras needs the classes of this package to load models.
+from tff_bn import layers as _  # noqa: F401
+from tff_bn.catalog import models
+from tff_bn.catalog import tasks
+from tff_bn.common import files
+from tff_bn.common import user_functions
+from tff_bn.keras_model import copying
+from tff_bn.models import building
+
+
+def initial_model_fn(
+    path: str | os.PathLike[str],
+    input_shape: tuple[int, ...],
+    num_outputs: int,
+    batch_norm_momentum: Optional[float] = None,
+    frozen_layers: Optional[str] = None,
+    *,
+    task: str = tasks.CLASSIFICATION,
+    sha256: Optional[str] = None,
+) -> Callable[[], keras.Model]:
+  """Returns a function that builds copies of a saved model with its weights.
+
+  The weights include running statistics. Layers that are not trainable in the
+  file stay frozen.
+
+  The file is loaded here once, in the safe mode of Keras. It may contain layers
+  of Keras and of this package, and classes that are registered by
+  `keras.saving.register_keras_serializable`.
+
+  Args:
+    path: A file that ends in `.keras`, as `model.save` writes it.
+    input_shape: The shape of one sample.
+    num_outputs: The number of outputs, see `build_model_fn`.
+    batch_norm_momentum: The momentum of the running statistics of all batch
+      normalization layers. Default: the momentum in the file.
+    frozen_layers: A regular expression for layers that are not trained, see
+      `tff_bn.freeze_layers`. Default: no other layers than in the file.
+    task: A key of `tff_bn.catalog.tasks.TASKS`. It decides the shape of the
+      model's output.
+    sha256: The SHA-256 that the file must have, in hexadecimal digits. Default:
+      any.
+
+  Returns:
+    A function without arguments that returns a new `keras.Model`, which is not
+    compiled.
+
+  Raises:
+    ValueError: If the file is missing, has another checksum or can't be loaded,
+      or its model does not fit the data or another argument.
+  """
+  path = os.fspath(path)
+  subject = f'initial_model={path}'
+  building.check_task(task)
+  for option, value in (
+      (models.INITIAL_MODEL, path),
+      (models.INITIAL_MODEL_SHA256, sha256),
+      (models.BATCH_NORM_MOMENTUM, batch_norm_momentum),
+      (models.FROZEN_LAYERS, frozen_layers),
+  ):
+    if value is not None:
+      option.check(value)
+  try:
+    models.INITIAL_MODEL.values.load(path)
+  except ValueError as error:
+    raise ValueError(f'{subject}: {error}') from error
+  path = os.path.expanduser(path)
+  if sha256 is not None:
+    found = files.checksum(path)
+    if found != sha256:
+      raise ValueError(
+          f'{subject}: the file has changed. Its SHA-256 is {found}, not'
+          f' {sha256}.'
+      )
+  initial = _load(subject, path)
+  building.check_outputs(subject, initial, input_shape, num_outputs, task)
+
+  def model_fn() -> keras.Model:
+    model = copying.copy_model(initial)
+    building.adapt(subject, model, batch_norm_momentum, frozen_layers)
+    return model
+
+  model_fn()
+  return model_fn
+
+
+def _load(subject: str, path: str) -> keras.Model:
+  """Loads a model in the safe mode of Keras."""
+  try:
+    model = keras.saving.load_model(path, compile=False, safe_mode=True)
+  # Keras raises errors of many kinds.
+  except Exception as error:
+    raise ValueError(
+        f'{subject}: Keras cannot load the file in its safe mode'
+        f' ({user_functions.brief(error)}). Its layers must be of Keras or of'
+        ' tff_bn, and no keras.layers.Lambda with a function of Python.'
+    ) from error
+  if not isinstance(model, keras.Model):
+    raise ValueError(
+        f'{subject}: the file holds a {type(model).__name__}, not a'
+        ' keras.Model.'
+    )
+  return model
