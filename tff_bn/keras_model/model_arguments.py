@@ -219,15 +219,17 @@ def _check_tensor(name: str, spec: Any, parts: Sequence[str]) -> None:
       'consist of tf.TensorSpecs, as dataset.element_spec does',
   )
   if not isinstance(spec, tf.TensorSpec):
-    function = ''
+    by = 'dataset.map'
     convert = _TO_TENSOR.get(type(spec))
     if convert is not None and parts:
       converted = [convert.format(p) if p == name else p for p in parts]
-      function = f'(lambda {", ".join(parts)}: ({", ".join(converted)}))'
+      by += f'(lambda {", ".join(parts)}: ({", ".join(converted)}))'
+    elif convert is not None:
+      by = f'{convert.format("part")} in {by}'
     raise TypeError(
         f'input_spec must consist of tf.TensorSpecs, but {name} has a part of'
         f' type {type(spec).__name__}. Convert it to an ordinary tensor by'
-        f' dataset.map{function}.'
+        f' {by}.'
     )
   if spec.shape.rank is None:
     raise ValueError(
