@@ -4,6 +4,7 @@ import abc
 from collections.abc import Callable, Collection, Sequence
 import math
 import numbers
+import re
 import struct
 from typing import Any, Optional
 
@@ -210,6 +211,19 @@ class CodeName(Text):
     return True
 
 
+class RegularExpression(Text):
+  """Regular expressions of Python."""
+
+  def parse(self, text):
+    """See the base class."""
+    super().parse(text)
+    try:
+      re.compile(text)
+    except re.error as error:
+      raise ValueError(f'is no regular expression: {error}.') from error
+    return text
+
+
 class CheckedText(_OfTexts):
   """Texts that pass a check.
 
@@ -381,4 +395,5 @@ POSITIVE_SHARE = Number(float, above=0, maximum=1)
 MOMENTUM = Number(float, minimum=0, below=1)
 SEED = Number(int, minimum=0, maximum=2**32 - 1)
 TEXT = Text()
+REGULAR_EXPRESSION = RegularExpression()
 BOOLEAN = Boolean()
