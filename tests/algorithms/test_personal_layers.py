@@ -10,11 +10,11 @@ import pytest
 import tensorflow_federated as tff
 
 from tff_bn import algorithms
-from tff_bn import training as training_lib
 from tff_bn.keras_model.partition import FEDAVG
 from tff_bn.keras_model.partition import Partition
 from tff_bn.processes import averaging
 from tff_bn.processes.stateful_process import StatefulLearningProcess
+from tff_bn.training import evaluation
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
@@ -247,9 +247,9 @@ def test_fed_babu_fixes_the_head(toy):
   client_rounds.assert_close(training.weights(model), expected[0])
   # The head is never sent.
   weights_type = process.initialize.type_signature.result.member[0]
-  assert [
-      t.shape for t in tff.types.type_to_tf_structure(weights_type.trainable)
-  ] == [v.shape for v in model.variables[:4]]
+  assert [tuple(t.shape) for t in weights_type.trainable] == [
+      v.shape for v in model.variables[:4]
+  ]
   other = client_rounds.toy_model()
   changed = [v + 1 for v in other.from_model_weights(other.initial_weights)]
   with pytest.raises(ValueError, match='2 of .*cannot change .*logits'):
@@ -427,7 +427,7 @@ def test_heads_of_unseen_clients_are_means(toy):
       for client in training.clients
   ]
   merged = model.from_model_weights(
-      training_lib.merge_client_weights(model, weights)
+      evaluation.merge_client_weights(model, weights)
   )
   clients = training.client_weights(model)
   client_rounds.assert_close(
@@ -507,21 +507,30 @@ def test_ditto_keeps_the_models_of_clients_without_update(toy):
     client_rounds.assert_same(found, truth)
 
 
-def test_ditto_with_scaffold_corrects_the_servers_model(toy):
+def test_a_correction_of_ditto_corrects_the_servers_model(toy):
   data = client_rounds.datasets(toy, _SIZES)
-  options = dict(num_clients=3)
   model, process = client_rounds.toy_process(
-      'build_scaffold', build_process=algorithms.build_ditto, **options
+      'build_fed_prox',
+      build_process=algorithms.build_ditto,
+      proximal_strength=0.7,
   )
-  found = client_rounds.run(process, data, 2)
-  _, scaffold = client_rounds.toy_process('build_scaffold', **options)
-  expected = client_rounds.run(scaffold, data, 2)
-  client_rounds.assert_close(found.weights(model), expected.weights(model))
-  _, ditto = client_rounds.toy_process('build_ditto')
-  alone = client_rounds.run(ditto, data, 1)
-  # In the first round, the control variates are 0.
-  first = client_rounds.run(process, data, 1)
-  for a, b in zip(
-      first.client_weights(model), alone.client_weights(model), strict=True
+  training = client_rounds.run(process, data, 1)
+  shared = model.from_model_weights(model.initial_weights)
+  batches = client_rounds.batches(toy, _SIZES)
+  for strength, found in (
+      (0.7, [training.weights(model)]),
+      (1.0, training.client_weights(model)),  # Ditto's default.
   ):
-    client_rounds.assert_close(a, b)
+    expected = [
+        reference.train(
+            shared,
+            own,
+            0.1,
+            extra=reference.proximal(shared, strength, range(8)),
+        )[0]
+        for own in batches
+    ]
+    if len(found) == 1:
+      expected = [reference.average_models(expected, _SIZES)]
+    for values, truth in zip(found, expected, strict=True):
+      client_rounds.assert_close(values, truth)

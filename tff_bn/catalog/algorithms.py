@@ -393,7 +393,8 @@ HEAD_LAYERS = _own_option(
     'head_layers',
     value_types.REGULAR_EXPRESSION,
     lambda: (
-        f'The layers of the head in {", ".join(users("head_layers"))}: {_LAYERS}'
+        f'The layers of the head in {", ".join(users("head_layers"))}:'
+        f' {_LAYERS}'
     ),
     default_text='the last layer with a kernel',
 )
