@@ -102,6 +102,41 @@ PICTURES: Mapping[str, Sequence[Step]] = {
         Up('kernels, moving mean and variance'),
         AtServer('Takes the mean of what was sent'),
     ),
+    'fedper': (
+        Down('everything outside of the head'),
+        AtClients(_BATCH + ' The head stays here from round to round.'),
+        Up('everything outside of the head'),
+        AtServer('Takes the mean of what was sent'),
+    ),
+    'fedrep': (
+        Down('everything outside of the head'),
+        AtClients('Local steps that change only the head, which stays here.'),
+        AtClients('Local steps that change only everything else'),
+        Up('everything outside of the head'),
+        AtServer('Takes the mean of what was sent'),
+    ),
+    'lg_fedavg': (
+        Down('head'),
+        AtClients(_BATCH + ' All other layers stay here from round to round.'),
+        Up('head'),
+        AtServer('Takes the mean of the heads'),
+    ),
+    'fedbabu': (
+        Down('everything outside of the head'),
+        AtClients(_BATCH + ' The head never changes.'),
+        Up('everything outside of the head'),
+        AtServer('Takes the mean of what was sent'),
+    ),
+    'ditto': (
+        Down(_MODEL),
+        AtClients(_BATCH),
+        AtClients(
+            'The same steps for the personal model, which stays here. Its loss'
+            ' has a term that grows with the distance to the received model.'
+        ),
+        Up(_MODEL),
+        AtServer(_AVERAGE),
+    ),
     'fedtan': (
         Down(_MODEL),
         Repeat(

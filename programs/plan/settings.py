@@ -167,7 +167,10 @@ def _understood(
     flags: ParsedFlags | RunSettings, algorithm: algorithms_lib.Algorithm
 ) -> Collection[str]:
   """Returns the features and options that have an effect on an algorithm."""
-  if models.has_personal_encodings(flags):
+  if models.has_personal_encodings(flags) or (
+      algorithm.has(algorithms_lib.LOCAL_LAYERS.name)
+      and flags.local_layers is not None
+  ):
     return algorithm.understood | {algorithms_lib.CLIENT_MODELS}
   return algorithm.understood
 

@@ -39,6 +39,11 @@ _ALGORITHM_COLORS = {
     'scaffold': '#3B5BDB',
     'moon': '#FF8A80',
     'fedbs': '#4F7942',
+    'fedper': '#E100D2',
+    'fedrep': '#780000',
+    'lg_fedavg': '#0000FF',
+    'fedbabu': '#006900',
+    'ditto': '#2D0078',
 }
 
 

@@ -38,6 +38,9 @@ _BUILDERS = {
     'scaffold': functools.partial(algorithms.build_scaffold, num_clients=4),
     'moon': algorithms.build_moon,
     'fed_bs': functools.partial(algorithms.build_fed_bs, epsilon=1e-9),
+    # These two train twice in a round.
+    'fed_rep': algorithms.build_fed_rep,
+    'ditto': algorithms.build_ditto,
     'dsgd_momentum': functools.partial(algorithms.build_dsgd, momentum=0.5),
 }
 _KINDS = ('nan', 'all_nan', 'inf', 'empty', 'empty_batch')
@@ -126,7 +129,7 @@ def _check(name, *arguments):
 
 
 # The others train their clients as one of these does.
-_QUICK = ('fed_avg', 'fed_bn', 'fedtan_fused', 'fbn')
+_QUICK = ('fed_avg', 'fed_bn', 'fedtan_fused', 'fbn', 'ditto')
 
 
 @pytest.mark.usefixtures('in_process_runtime')

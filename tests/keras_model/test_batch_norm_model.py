@@ -396,7 +396,7 @@ def _with_two_inputs():
         ),
         (
             dict(input_spec=({'a': tf.RaggedTensorSpec((8, None))}, _SPEC[1])),
-            r'type RaggedTensorSpec. .* by part.to_tensor\(\) in dataset.map\.$',
+            r'RaggedTensorSpec. .* by part.to_tensor\(\) in dataset.map\.$',
         ),
         (
             dict(input_spec=(_SPEC[0], tf.OptionalSpec(_SPEC[1]))),

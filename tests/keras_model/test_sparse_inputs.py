@@ -31,7 +31,7 @@ def _model(x=None, y=_DENSE):
 def test_one_of_several_inputs_is_sparse():
   with pytest.raises(
       TypeError,
-      match='^input_spec .* x has a part of type SparseTensorSpec. Convert it .*'
+      match='^input_spec .* x has a part of type SparseTensorSpec. Convert .*'
       r' by tf.sparse.to_dense\(part\) in dataset.map\.$',
   ):
     _model({'a': _DENSE, 'b': _SPARSE})

@@ -9,10 +9,14 @@ and drops the moving mean and variance. Here all variables that training can
 change are aggregated.
 """
 
+import dataclasses
+from typing import Optional
+
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.partition import FEDAVG
 from tff_bn.processes import averaging
 from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import Process
@@ -23,6 +27,8 @@ __all__ = ['build_fed_avg']
 def build_fed_avg(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
+    *,
+    local_layers: Optional[str] = None,
     **options: Unpack[Options],
 ) -> Process:
   """Builds FedAvg, which shares every variable that training can change.
@@ -45,15 +51,23 @@ def build_fed_avg(
     model: The model, with or without batch normalization.
     client_optimizer: The optimizer of local training. Its state starts afresh
       in each round.
+    local_layers: Layers that stay with the client, with all their variables: a
+      regular expression for whole names or paths of layers, see
+      `tff_bn.partition.Partition`. Default: none.
     **options: See `tff_bn.algorithms.Options`.
 
   Returns:
     A `tff.learning.templates.LearningProcess`; a `StatefulLearningProcess` if
-    clients keep a state, for `drift_correction` or for personal position
-    encodings.
+    clients keep a state: local layers, the state of `drift_correction`, or
+    personal position encodings.
 
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.
     ValueError: If an option has a value that is not allowed.
   """
-  return averaging.build_shared(model, client_optimizer, **options)
+  return averaging.build_shared(
+      model,
+      client_optimizer,
+      partition=dataclasses.replace(FEDAVG, local_layers=local_layers),
+      **options,
+  )

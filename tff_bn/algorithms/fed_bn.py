@@ -4,6 +4,9 @@ Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch
 Normalization, ICLR 2021, algorithm 1.
 """
 
+import dataclasses
+from typing import Optional
+
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
@@ -19,6 +22,8 @@ __all__ = ['build_fed_bn']
 def build_fed_bn(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
+    *,
+    local_layers: Optional[str] = None,
     **options: Unpack[Options],
 ) -> StatefulLearningProcess:
   """Builds FedBN, which keeps scale, shift, running mean and variance local.
@@ -29,6 +34,9 @@ def build_fed_bn(
   Args:
     model: The model, with batch normalization.
     client_optimizer: The optimizer of local training.
+    local_layers: Layers that stay with the client, too, with all their
+      variables: a regular expression for whole names or paths of layers, see
+      `tff_bn.partition.Partition`. Default: none.
     **options: See `tff_bn.algorithms.Options`. `statistics_aggregator` has no
       effect, because no running statistics are sent.
 
@@ -41,4 +49,9 @@ def build_fed_bn(
     ValueError: If an option has a value that is not allowed, or the model has
       no batch normalization, or a layer with `renorm=True`.
   """
-  return averaging.build_partitioned(model, FEDBN, client_optimizer, **options)
+  return averaging.build_partitioned(
+      model,
+      dataclasses.replace(FEDBN, local_layers=local_layers),
+      client_optimizer,
+      **options,
+  )

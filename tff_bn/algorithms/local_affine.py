@@ -4,6 +4,9 @@ Mills et al., Multi-Task Federated Learning for Personalised Deep Neural
 Networks in Edge Computing, IEEE TPDS 2022.
 """
 
+import dataclasses
+from typing import Optional
+
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
@@ -19,6 +22,8 @@ __all__ = ['build_local_affine']
 def build_local_affine(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
+    *,
+    local_layers: Optional[str] = None,
     **options: Unpack[Options],
 ) -> StatefulLearningProcess:
   """Builds federated averaging that keeps scale and shift local.
@@ -28,6 +33,9 @@ def build_local_affine(
   Args:
     model: The model, with batch normalization that has a scale or a shift.
     client_optimizer: The optimizer of local training.
+    local_layers: Layers that stay with the client, too, with all their
+      variables: a regular expression for whole names or paths of layers, see
+      `tff_bn.partition.Partition`. Default: none.
     **options: See `tff_bn.algorithms.Options`.
 
   Returns:
@@ -39,5 +47,8 @@ def build_local_affine(
       no such variables.
   """
   return averaging.build_partitioned(
-      model, LOCAL_AFFINE, client_optimizer, **options
+      model,
+      dataclasses.replace(LOCAL_AFFINE, local_layers=local_layers),
+      client_optimizer,
+      **options,
   )

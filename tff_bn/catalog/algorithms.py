@@ -378,6 +378,41 @@ MOON_FEATURE_LAYER = _own_option(
     argument='feature_layer',
 )
 
+_LAYERS = (
+    'a regular expression for whole names of layers, or paths such as'
+    ' backbone/conv1 in nested models'
+)
+LOCAL_LAYERS = _own_option(
+    'local_layers',
+    value_types.REGULAR_EXPRESSION,
+    'Layers that stay with the client, with all their variables, besides what'
+    f' --algorithm keeps there: {_LAYERS}',
+    default_text='none',
+)
+HEAD_LAYERS = _own_option(
+    'head_layers',
+    value_types.REGULAR_EXPRESSION,
+    lambda: (
+        f'The layers of the head in {", ".join(users("head_layers"))}:'
+        f' {_LAYERS}'
+    ),
+    default_text='the last layer with a kernel',
+)
+HEAD_STEPS = _own_option(
+    'head_steps',
+    value_types.POSITIVE_INTEGER,
+    'Number of steps in which a client of fedrep trains the head in a round,'
+    ' before it trains the other layers for --local_steps or --local_epochs',
+    default_text='as many as for the other layers',
+)
+DITTO_STRENGTH = _own_option(
+    'ditto_strength',
+    value_types.NOT_NEGATIVE,
+    "λ of ditto: λ/2 times the squared distance from the server's model is"
+    ' added to the loss of personal models',
+    1.0,
+)
+
 # Why algorithms can't be combined with corrections of the clients' drift.
 _NOTHING_SHARED = 'its clients share nothing, so there is no common model'
 ONE_MODEL = 'it trains one model on all data, so no clients drift apart'
@@ -417,6 +452,11 @@ SAME_UNITS = Need(
     'shuffle_times',
     lambda options: not options.shuffle_times,
     ', which needs the gradients of all clients for the same units; use 0',
+)
+FIXED_UNITS = Need(
+    'shuffle_times',
+    lambda options: not options.shuffle_times,
+    ', which fixes some layers while it trains the others; use 0',
 )
 _NO_PERSONAL_MODELS = Need(
     'pan_personal_share',
@@ -601,27 +641,68 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         'fedavg',
         'averages every variable, the BN statistics too (see --statistics)',
         f'{_ROOM}.fed_avg:build_fed_avg',
-        _SERVER + _SHARED,
+        _SERVER + _SHARED + (LOCAL_LAYERS,),
     ),
     Algorithm(
         'fedbn',
         'all BN variables stay with the client',
         f'{_ROOM}.fed_bn:build_fed_bn',
-        _SERVER,
+        _SERVER + (LOCAL_LAYERS,),
         features=(rules.MEAN, CLIENT_MODELS),
     ),
     Algorithm(
         'silobn',
         'BN statistics stay with the client, scale and shift are averaged',
         f'{_ROOM}.silo_bn:build_silo_bn',
-        _SERVER,
+        _SERVER + (LOCAL_LAYERS,),
         features=(rules.MEAN, CLIENT_MODELS),
     ),
     Algorithm(
         'local_affine',
         'BN scale and shift stay with the client, statistics are averaged',
         f'{_ROOM}.local_affine:build_local_affine',
-        _SERVER + _SHARED,
+        _SERVER + _SHARED + (LOCAL_LAYERS,),
+        features=(rules.MEAN, CLIENT_MODELS),
+    ),
+    Algorithm(
+        'fedper',
+        'the head (see --head_layers) stays with the client, everything else is'
+        ' averaged',
+        f'{_ROOM}.fed_per:build_fed_per',
+        _SERVER + _SHARED + (HEAD_LAYERS,),
+        features=(rules.MEAN, CLIENT_MODELS),
+    ),
+    Algorithm(
+        'fedrep',
+        'fedper that trains in each round first the head alone (see'
+        ' --head_steps), then everything else',
+        f'{_ROOM}.fed_rep:build_fed_rep',
+        _SERVER + _SHARED + (HEAD_LAYERS, HEAD_STEPS),
+        features=(rules.MEAN, CLIENT_MODELS),
+        needs=(FIXED_UNITS,),
+    ),
+    Algorithm(
+        'lg_fedavg',
+        'averages the head only (see --head_layers), everything else stays with'
+        ' the client',
+        f'{_ROOM}.lg_fed_avg:build_lg_fed_avg',
+        _SERVER + (HEAD_LAYERS,),
+        features=(rules.MEAN, CLIENT_MODELS),
+    ),
+    Algorithm(
+        'fedbabu',
+        'the head (see --head_layers) keeps its initial values, everything else'
+        ' is trained and averaged',
+        f'{_ROOM}.fed_babu:build_fed_babu',
+        _SERVER + _SHARED + (HEAD_LAYERS,),
+        needs=(FIXED_UNITS,),
+    ),
+    Algorithm(
+        'ditto',
+        'fedavg, and each client trains its own model near to the model of'
+        ' fedavg (see --ditto_strength)',
+        f'{_ROOM}.ditto:build_ditto',
+        _SERVER + _SHARED + (DITTO_STRENGTH,),
         features=(rules.MEAN, CLIENT_MODELS),
     ),
     Algorithm(

@@ -172,6 +172,31 @@ class ClientWork:
     """
     raise NotImplementedError
 
+  # Whether clients have own models beside their local variables.
+  has_client_models = False
+
+  def initial_client_state(self, values: Sequence[Any]) -> Mapping[str, Any]:
+    """Returns what a new client keeps beside its local variables.
+
+    Args:
+      values: The values of all variables that the client starts with.
+    """
+    if self.correction is None:
+      return {}
+    return self.correction.initial_client_state(values)
+
+  def client_model(
+      self, values: Sequence[Any], client_state: Mapping[str, Any]
+  ) -> Sequence[Any]:
+    """Returns a client's model.
+
+    Args:
+      values: The values of all variables, shared and local.
+      client_state: The client's state.
+    """
+    del client_state
+    return values
+
   def state_for_clients(self, state: tff.Value) -> tff.Value:
     """Returns the part of the state that clients need, at the server."""
     if self._select_sent is None:

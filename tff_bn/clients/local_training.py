@@ -1,7 +1,7 @@
 """Local training: a client's optimizer steps in a round."""
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import contextlib
 from typing import Any, NamedTuple, Optional
 
@@ -50,6 +50,7 @@ class LocalTraining(LocalStep):
       collecting: Sequence[tf.Variable] = (),
       skipped_steps: int = 0,
       correction: Optional[BoundCorrection] = None,
+      untrained: Collection[int] = (),
   ):
     """Traces the training loop.
 
@@ -63,8 +64,12 @@ class LocalTraining(LocalStep):
       skipped_steps: The number of batches at the front to leave out, because
         their steps are made elsewhere.
       correction: The correction of the clients' drift. Default: none.
+      untrained: The positions in `model.variables` of trainable variables that
+        the steps do not change, as if they had no gradient.
     """
     super().__init__(model, config, correction)
+    positions = model.to_model_weights(range(len(model.variables)))
+    self._is_trained = [p not in untrained for p in positions.trainable]
     self._model = model
     self._keras_model = model.keras_model
     self._constraints = model.constraints
@@ -120,6 +125,10 @@ class LocalTraining(LocalStep):
       if scales_loss:
         target = loss_scale.scale_loss(target)
     gradients = dense_gradients(tape, target, trainable)
+    gradients = tuple(
+        g if is_trained else tf.zeros_like(g)
+        for g, is_trained in zip(gradients, self._is_trained, strict=True)
+    )
     if scales_loss:
       gradients = loss_scale.unscale(gradients)
 
@@ -130,8 +139,11 @@ class LocalTraining(LocalStep):
           gradients,
           num_steps,
       )
-      for variable, weight in zip(trainable, weights):
-        variable.assign(weight)
+      for variable, weight, is_trained in zip(
+          trainable, weights, self._is_trained, strict=True
+      ):
+        if is_trained:
+          variable.assign(weight)
       self._constraints.assign()
       for metric in self.metrics:
         metric.update_state(batch.y, output, batch.sample_weight)
@@ -270,6 +282,7 @@ class LocalTrainingWork(client_work.ClientWork):
       *,
       batch_norm_call: TrainingCall = fused_batch_norm.training,
       collecting: Sequence[tf.Variable] = (),
+      untrained: Collection[int] = (),
   ):
     """Traces local training; see `LocalTraining` for the arguments."""
     training = LocalTraining(
@@ -278,6 +291,7 @@ class LocalTrainingWork(client_work.ClientWork):
         batch_norm_call=batch_norm_call,
         collecting=collecting,
         correction=correction,
+        untrained={*untrained, *weights.constants},
     )
     super().__init__(model, training, weights)
 
@@ -302,7 +316,20 @@ class LocalTrainingWork(client_work.ClientWork):
     start = self.start(state, shared, client_state, optimizer_state)
     round_num = state['round_num']
     collected = self.collect(start.values, dataset, round_num)
-    result = self._training.train(
+    result = self._train(start, dataset, round_num, num_steps)
+    if collected is not None:
+      result = result._replace(collected=collected)
+    return self.report(start, result)
+
+  def _train(
+      self,
+      start: client_work.RoundStart,
+      dataset: tf.data.Dataset,
+      round_num: tf.Tensor,
+      num_steps: Any,
+  ) -> LocalResult:
+    """Trains the model; see `LocalTraining.train` for the arguments."""
+    return self._training.train(
         start.values,
         dataset,
         start.optimizer_state,
@@ -310,9 +337,6 @@ class LocalTrainingWork(client_work.ClientWork):
         start.correction,
         num_steps,
     )
-    if collected is not None:
-      result = result._replace(collected=collected)
-    return self.report(start, result)
 
   def collect(
       self,

@@ -15,6 +15,7 @@ import tensorflow_federated as tff
 from tff_bn.common import checks
 from tff_bn.keras_model import compiled
 from tff_bn.keras_model import constraints
+from tff_bn.keras_model import freezing
 from tff_bn.keras_model import model_arguments
 from tff_bn.keras_model import model_metrics
 from tff_bn.keras_model import objective
@@ -49,6 +50,8 @@ class VariableInfo:
     role: The role in the layer.
     trainable: Whether the optimizer changes the variable.
     layer: Keras's name of the layer, for error messages.
+    path: The names of the layers around the variable, from the model to its
+      layer, with `/` between them: `backbone/conv1` in a nested model.
     batch_norm: The number of the variable's batch normalization layer, in the
       order of the variables; `None` for other layers.
     frozen: Whether this batch normalization layer has `trainable=False`. Keras
@@ -59,6 +62,7 @@ class VariableInfo:
   role: Role
   trainable: bool
   layer: str
+  path: str
   shape: tuple[int, ...]
   dtype: tf.DType
   batch_norm: Optional[int]
@@ -535,6 +539,12 @@ def _describe_variables(model: keras.Model) -> tuple[VariableInfo, ...]:
         roles[id(layer.mixing)] = (Role.MIXING, layer)
     elif isinstance(layer, PositionEncoding):
       phases.add(id(layer.personal_phase))  # Can be `None`.
+  # Layers inside of a layer come later, so the innermost one remains.
+  paths = {
+      id(variable): path
+      for path, layer in freezing.layer_paths(model)
+      for variable in layer.weights
+  }
   trainable = {id(v) for v in model.trainable_weights if _has_gradient(v)}
   numbers: dict[int, int] = {}
   infos = []
@@ -554,6 +564,7 @@ def _describe_variables(model: keras.Model) -> tuple[VariableInfo, ...]:
             role=role,
             trainable=id(variable) in trainable,
             layer=layer.name if layer else _layer_name(variable),
+            path=paths.get(id(variable)) or _layer_name(variable),
             shape=tuple(variable.shape),
             dtype=tf.as_dtype(variable.dtype),
             batch_norm=numbers.get(id(layer)),

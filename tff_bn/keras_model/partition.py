@@ -19,10 +19,20 @@ trained, so a partition treats it as it treats scale and shift, except for
 position encodings are local. With `SINGLE`, all variables are local. Variables
 that training cannot change, such as the weights of frozen layers, are neither
 shared nor local, see `tff_bn.BatchNormModel.constants`.
+
+Whole layers can be local, too: with `local_layers`, all variables of some
+layers, and with `shared_layers`, all variables of the others. They are added to
+the local roles: `dataclasses.replace(FEDBN, local_layers='head.*')` keeps batch
+normalization and the head local.
 """
 
+from collections.abc import Iterator
 import dataclasses
 import enum
+import re
+from typing import Optional
+
+from tff_bn.catalog import value_types
 
 
 class Role(enum.Enum):
@@ -58,21 +68,54 @@ _STATISTICS = frozenset({Role.MOVING_MEAN, Role.MOVING_VARIANCE})
 _TRAINED = frozenset({Role.SCALE, Role.SHIFT, Role.MIXING})
 
 
+def matches(pattern: str, path: str) -> bool:
+  """Returns whether a regular expression names a layer, or a layer around it.
+
+  Args:
+    pattern: A regular expression for a layer's whole name, or its whole path.
+    path: The layer's path, such as `backbone/conv1` in a nested model.
+  """
+  return any(re.fullmatch(pattern, name) for name in _names(path))
+
+
+def _names(path: str) -> Iterator[str]:
+  """Yields the names and the paths of a layer and of the layers around it."""
+  parts = path.split('/')
+  for number, name in enumerate(parts, start=1):
+    yield name
+    yield '/'.join(parts[:number])
+
+
 @dataclasses.dataclass(frozen=True)
 class Partition:
-  """Splits a model's variables by role into shared and local ones.
+  """Splits a model's variables into shared, local and fixed ones.
+
+  Layers are given by regular expressions for the whole name of a layer, such as
+  `'head.*'`. In nested models, an expression may also match the whole path,
+  such as `'backbone/conv1'`. It includes the layers inside of a layer, and all
+  variables of a layer: kernels, batch normalization and its statistics.
 
   Attributes:
     name: The name of the method that the partition comes from.
     local: The local roles. `PERSONAL_PHASE` is always local. The moving mean
       and variance describe one distribution, so both are local or both are
       shared.
+    local_layers: The layers whose variables are all local. Default: none.
+    shared_layers: If given, the variables of all other layers are local.
+    fixed_layers: The layers whose variables keep their initial values, as if
+      training could not change them: they are neither shared nor local.
+      Default: none.
   """
 
   name: str
   local: frozenset[Role]
+  local_layers: Optional[str] = None
+  shared_layers: Optional[str] = None
+  fixed_layers: Optional[str] = None
 
   def __post_init__(self):
+    for argument, pattern in self.layers.items():
+      value_types.REGULAR_EXPRESSION.check(argument, pattern)
     if not isinstance(self.local, frozenset) or not all(
         isinstance(role, Role) for role in self.local
     ):
@@ -88,9 +131,37 @@ class Partition:
           ' into `local`, or neither.'
       )
 
-  def is_local(self, role: Role) -> bool:
-    """Returns whether variables of a role stay with the client."""
-    return role in self.local or role is Role.PERSONAL_PHASE
+  @property
+  def layers(self) -> dict[str, str]:
+    """The regular expressions for layers, by the name of the attribute."""
+    names = ('local_layers', 'shared_layers', 'fixed_layers')
+    patterns = {name: getattr(self, name) for name in names}
+    return {name: p for name, p in patterns.items() if p is not None}
+
+  def is_local(self, role: Role, path: Optional[str] = None) -> bool:
+    """Returns whether a variable stays with the client.
+
+    Args:
+      role: The variable's role.
+      path: The path of its layer. Default: any layer that is not local.
+    """
+    if role in self.local or role is Role.PERSONAL_PHASE:
+      return True
+    if path is None:
+      return False
+    if self.local_layers is not None and matches(self.local_layers, path):
+      return True
+    return self.shared_layers is not None and not matches(
+        self.shared_layers, path
+    )
+
+  def is_fixed(self, role: Role, path: str) -> bool:
+    """Returns whether a variable keeps its initial value."""
+    return (
+        self.fixed_layers is not None
+        and role is not Role.PERSONAL_PHASE
+        and matches(self.fixed_layers, path)
+    )
 
 
 FEDAVG = Partition('fedavg', frozenset())

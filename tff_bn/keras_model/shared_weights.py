@@ -8,6 +8,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.common import spelling
+from tff_bn.keras_model import partition as partition_lib
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import HBN
@@ -25,8 +27,8 @@ MoveStatistics = Callable[[int, Statistics, Moments], Statistics]
 class SharedWeights:
   """Splits a model's variables into shared ones, local ones and constants.
 
-  Constants, see `BatchNormModel.constants`, are neither shared nor local: a
-  client has their values from the model.
+  Constants, see `BatchNormModel.constants`, and variables that the partition
+  fixes are neither shared nor local: a client has their values from the model.
 
   If no variable is local, the shared weights are `ModelWeights` of lists in
   Keras's order, as everywhere in TFF. Otherwise they are `ModelWeights` of
@@ -37,8 +39,10 @@ class SharedWeights:
   def __init__(self, model: BatchNormModel, partition: Partition):
     """Splits the variables.
 
-    It raises a `ValueError` if the model has no variable with a local role, or
-    has a hybrid batch normalization layer, which only HBN can train.
+    It raises a `ValueError` if the model has no variable with a local role or
+    in a layer that the partition names, shares nothing although the partition
+    does not keep all roles local, or has a hybrid batch normalization layer,
+    which only HBN can train.
     """
     self._model = model
     variables = model.variables
@@ -59,7 +63,11 @@ class SharedWeights:
     hybrid = [
         v.layer for v in variables if v.role is Role.MIXING and not v.frozen
     ]
-    if hybrid and partition != HBN and not partition.is_local(Role.KERNEL):
+    if (
+        hybrid
+        and partition.local != HBN.local
+        and not partition.is_local(Role.KERNEL)
+    ):
       raise ValueError(
           'Only HBN (tff_bn.algorithms.build_hbn) computes the statistics of'
           f' HybridBatchNormalization layers, such as {hybrid[0]!r} of the'
@@ -67,16 +75,21 @@ class SharedWeights:
           " them by tff_bn.convert_batch_norm(model, to='batch')."
       )
     initial = model.from_model_weights(model.initial_weights)
-    self._constants = {
-        p: _read_only(initial[p]) for p in sorted(model.constants)
-    }
     positions = range(len(variables))
+    fixed = {
+        p for p, v in enumerate(variables) if partition.is_fixed(v.role, v.path)
+    }
+    self._constants = {
+        p: _read_only(initial[p]) for p in sorted(model.constants | fixed)
+    }
     order = model.to_model_weights(positions)
-    is_local = [partition.is_local(v.role) for v in variables]
+    is_local = [partition.is_local(v.role, v.path) for v in variables]
     self._local = [
         p for p in positions if is_local[p] and p not in self._constants
     ]
-    self._trainable = [p for p in order.trainable if not is_local[p]]
+    self._trainable = [
+        p for p in order.trainable if not (is_local[p] or p in self._constants)
+    ]
     self._non_trainable = [
         p
         for p in order.non_trainable
@@ -91,10 +104,26 @@ class SharedWeights:
         and variables[variance].role is Role.MOVING_VARIANCE
         and variables[mean].batch_norm == variables[variance].batch_norm
     ]
+    if partition.layers:
+      self._check_layers(partition)
     in_statistics = {p for pair in self._statistics for p in pair}
     self._other_state = [
         p for p in self._non_trainable if p not in in_statistics
     ]
+
+  def _check_layers(self, partition: Partition) -> None:
+    """Raises a `ValueError` if layers are not in the model, or all of them."""
+    for argument, pattern in partition.layers.items():
+      check_layers(self._model, argument, pattern)
+    if self._trainable or self._non_trainable:
+      return
+    given = ', '.join(f'{name}={p!r}' for name, p in partition.layers.items())
+    raise ValueError(
+        f'{given} leaves no variable of the model'
+        f' {self._model.keras_model.name!r} that clients share in'
+        f' {partition.name}. Choose fewer layers; in single, each client trains'
+        ' alone.'
+    )
 
   def _structured(self, positions: Sequence[int], values: Sequence[Any]) -> Any:
     if not self._local:
@@ -228,6 +257,11 @@ class SharedWeights:
     return sorted([*self._trainable, *self._non_trainable])
 
   @property
+  def constants(self) -> Sequence[int]:
+    """The positions of the constants in `model.variables`."""
+    return list(self._constants)
+
+  @property
   def trainable(self) -> Sequence[int]:
     """The positions of the shared trainable variables."""
     return self._trainable
@@ -328,6 +362,29 @@ class SharedWeights:
   def whole_type(self) -> tff.Type:
     """Returns the TFF type of the weights of the whole model, as lists."""
     return tff.to_type(self._model.to_model_weights(_types(self._model)))
+
+
+def check_layers(model: BatchNormModel, argument: str, pattern: str) -> None:
+  """Raises a `ValueError` if a regular expression names no trained layer.
+
+  Args:
+    model: The model.
+    argument: The name of the argument, for the message.
+    pattern: The regular expression, see `Partition`.
+  """
+  paths = list(
+      dict.fromkeys(
+          v.path
+          for position, v in enumerate(model.variables)
+          if position not in model.constants
+      )
+  )
+  if not any(partition_lib.matches(pattern, path) for path in paths):
+    raise ValueError(
+        f'{argument}={pattern!r} matches the name or path of no layer that'
+        f' training changes; the model {model.keras_model.name!r} has'
+        f' {spelling.name_some(paths)}.'
+    )
 
 
 def _types(model: BatchNormModel) -> list[tff.Type]:

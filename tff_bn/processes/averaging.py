@@ -63,9 +63,10 @@ def build_shared(
     *,
     build_work: BuildWork = LocalTrainingWork,
     move_statistics: Optional[MoveStatistics] = None,
+    partition: Partition = FEDAVG,
     **options: Unpack[Options],
 ) -> Process:
-  """Builds a process that averages every variable except personal phases.
+  """Builds a process that averages every variable, or most of them.
 
   Personal phases of position encodings are always local. Variables that
   training cannot change are not averaged.
@@ -76,20 +77,22 @@ def build_shared(
     build_work: Builds the clients' work. Default: ordinary local training.
     move_statistics: Computes the new running statistics, see
       `SharedWeights.apply`. Default: the aggregated ones.
+    partition: Which variables are fixed or local. Default: none.
     **options: See `Options`.
 
   Returns:
     A `LearningProcess`; a `StatefulLearningProcess` if clients keep a state,
-    for `drift_correction` or for personal position encodings.
+    for local layers, `drift_correction` or personal position encodings.
   """
   return _build_process(
       model,
-      None,
+      partition,
       client_optimizer,
       build_work,
       move_statistics,
       None,
       options,
+      keeps_states=False,
   )
 
 
@@ -160,6 +163,7 @@ def build_partitioned(
       move_statistics,
       build_evaluation_state,
       options,
+      keeps_states=True,
   )
   assert isinstance(process, StatefulLearningProcess)
   return process
@@ -167,16 +171,18 @@ def build_partitioned(
 
 def _build_process(
     model: BatchNormModel,
-    partition: Optional[Partition],
+    partition: Partition,
     client_optimizer: tff.learning.optimizers.Optimizer,
     build_work: BuildWork,
     move_statistics: Optional[MoveStatistics],
     build_evaluation_state: Optional[BuildEvaluationState],
     options: Options,
+    *,
+    keeps_states: bool,
 ) -> Process:
   """Checks the options and builds the process of `build_partitioned`.
 
-  Without a partition, it is the process of `build_shared`.
+  Without `keeps_states`, it is the process of `build_shared`.
   """
   requirements.check_model(model)
   options_lib.check_names(Options, options)
@@ -189,6 +195,7 @@ def _build_process(
         dataclasses.replace(config, drift_correction=correction),
         build_work,
         move_statistics,
+        keeps_states=keeps_states,
     ).build_process(build_evaluation_state)
 
   variants = config.round_variants()
@@ -206,21 +213,21 @@ class _Round:
   4.  The finalizer makes the server's step.
   5.  The work ends the round: the drift correction's next state, metrics.
 
-  Without a partition, the clients' states are empty unless the model has
-  personal phases or the drift correction keeps something at the clients. With
-  empty states, the process is a `tff.learning.templates.LearningProcess`.
+  Clients keep their local variables, and what the work keeps at the clients. If
+  that is nothing, and `keeps_states` is false, the process is a
+  `tff.learning.templates.LearningProcess`.
   """
 
   def __init__(
       self,
       model: BatchNormModel,
-      partition: Optional[Partition],
+      partition: Partition,
       config: ProcessConfig,
       build_work: BuildWork,
       move_statistics: Optional[MoveStatistics],
+      *,
+      keeps_states: bool,
   ):
-    keeps_states = partition is not None
-    partition = partition or FEDAVG
     requirements.check_renorm(model, partition, config.statistics_aggregator)
     self._model = model
     self._config = config
@@ -279,15 +286,14 @@ class _Round:
   def _initial_client_state(
       self, shared: ModelWeights
   ) -> collections.OrderedDict[str, tf.Tensor]:
-    """Returns a new client's local variables and the correction's state."""
+    """Returns a new client's local variables and the state of the work."""
     # The server knows only the initial values of local variables.
     state = collections.OrderedDict(
         (name, tf.constant(value))
         for name, value in self._weights.local(self._initial).items()
     )
-    if self._work.correction is not None:
-      values = self._weights.merge(shared, state)
-      state.update(self._work.correction.initial_client_state(values))
+    values = self._weights.merge(shared, state)
+    state.update(self._work.initial_client_state(values))
     return state
 
   def build_process(
@@ -357,23 +363,29 @@ class _Round:
       )
     initial_local = weights.local(self._initial)
 
-    def get_client_model_weights(state, client_state):
+    def get_model_weights(state):
       return self._model.to_model_weights(
-          weights.merge(state.global_model_weights, client_state)
+          weights.merge(state.global_model_weights, initial_local)
+      )
+
+    def get_client_model_weights(state, client_state):
+      values = weights.merge(state.global_model_weights, client_state)
+      return self._model.to_model_weights(
+          self._work.client_model(values, client_state)
       )
 
     return StatefulLearningProcess(
         self._initialize,
         initialize_client,
         checked_round.check_arguments(next_fn, self._work.moving_statistics),
-        get_model_weights_fn=lambda state: get_client_model_weights(
-            state, initial_local
-        ),
+        get_model_weights_fn=get_model_weights,
         get_client_model_weights_fn=get_client_model_weights,
         set_model_weights_fn=functools.partial(
             whole_models.set_shared_weights, self._model, weights
         ),
-        has_client_models=weights.has_local_predictions,
+        has_client_models=(
+            weights.has_local_predictions or self._work.has_client_models
+        ),
         personalize_fn=(
             self._personalize if personal_phases.names(self._model) else None
         ),

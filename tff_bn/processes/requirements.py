@@ -116,6 +116,14 @@ def check_no_shuffles(algorithm: str, options: Mapping[str, Any]) -> None:
   )
 
 
+def check_fixed_units(algorithm: str, options: Mapping[str, Any]) -> None:
+  """Raises a `ValueError` if shuffles of units would change fixed layers."""
+  algorithms.FIXED_UNITS.check(
+      algorithm,
+      types.SimpleNamespace(shuffle_times=options.get('shuffle_times')),
+  )
+
+
 def trained_batch_norm_layers(
     algorithm: str, model: BatchNormModel
 ) -> list[keras.layers.Layer]:

@@ -115,7 +115,7 @@ def build_process(
     return state._replace(global_model_weights=model_weights)
 
   get_model_weights, set_model_weights = get_shared, set_shared
-  if model.constants:
+  if weights.constants:
     get_model_weights = _GetModelWeights(get_shared, model, weights)
     set_model_weights = _SetModelWeights(set_shared, model, weights)
   return tff.learning.templates.LearningProcess(

@@ -250,8 +250,8 @@ def test_algorithms_whose_clients_can_have_encodings_of_their_own(algorithm):
     message = (
         f'--pan_personal_share=0.5 is impossible with {algorithm}, which'
         ' cannot give clients personal encodings; use 0, or'
-        ' fedavg, fedbn, silobn, local_affine, fbn, fixbn, hbn, dsgd, dsgd_fbn,'
-        ' dsgd_fixbn, single.'
+        ' fedavg, fedbn, silobn, local_affine, fedper, fedrep, lg_fedavg,'
+        ' fedbabu, ditto, fbn, fixbn, hbn, dsgd, dsgd_fbn, dsgd_fixbn, single.'
     )
     with pytest.raises(ValueError, match=f'^{re.escape(message)}$'):
       _resolve(*arguments, *_PERSONAL)
@@ -264,6 +264,10 @@ def test_algorithms_whose_clients_can_have_encodings_of_their_own(algorithm):
     [
         (['--algorithm=fedavg'], False),
         (['--algorithm=fedbn+moon'], True),
+        (['--algorithm=fedavg', '--local_layers=dense'], True),
+        (['--algorithm=fedprox', '--local_layers=dense'], True),
+        (['--algorithm=fedrep'], True),
+        (['--algorithm=fedbabu'], False),
         (['--algorithm=fedavg', *_PERSONAL], True),
         (['--algorithm=fedavg', *_PERSONAL, '--pan_personal_share=0'], False),
     ],

@@ -276,6 +276,8 @@ _BUILDERS = {
     ),
     **dict(fbn='fbn', fixbn='fixbn', hbn='hbn', dsgd='dsgd', dsgd_fbn='dsgd'),
     **dict(dsgd_fixbn='dsgd', fedprox='fed_prox', fedbs='fed_bs'),
+    **dict(fedper='fed_per', fedrep='fed_rep', lg_fedavg='lg_fed_avg'),
+    **dict(fedbabu='fed_babu', ditto='ditto'),
 }
 
 
