@@ -48,9 +48,10 @@ _OF_ALL_RUNS = (
         value_types.Choice(run_entries.SAVE_CLIENT_MODELS),
         lambda: (
             'Whose own models are saved as Keras files at the end, with'
-            f' {", ".join(algorithms.users(algorithms.CLIENT_MODELS))} or'
-            ' --pan_personal_share; tff-bn-evaluate --export_client also does'
-            ' it later:\n' + parts.listing(run_entries.SAVE_CLIENT_MODELS)
+            f' {", ".join(algorithms.users(algorithms.CLIENT_MODELS))},'
+            ' --local_layers or --pan_personal_share; tff-bn-evaluate'
+            ' --export_client also does it later:\n'
+            + parts.listing(run_entries.SAVE_CLIENT_MODELS)
         ),
         'none',
         convert=lambda choice: None if choice == 'none' else choice,

@@ -394,7 +394,14 @@ _CONTRADICTIONS = """
     --classes_per_client=2 is only for --split=classes
 --save_client_models=all
     --save_client_models=all has no effect with --algorithm=fedavg; it is for
-    fedbn, silobn, local_affine, single
+    fedbn, silobn, local_affine, fedper, fedrep, lg_fedavg, ditto, single
+--algorithm=fbn --local_layers=logits
+    --local_layers=logits has no effect with --algorithm=fbn; it is for fedavg,
+    fedbn, silobn, local_affine
+--algorithm=fedrep --shuffle_times=1
+    --shuffle_times=1.0 is impossible with fedrep, which fixes some layers
+--local_layers=(
+    --local_layers=(: is no regular expression
 --pan=add --pan_personal_share=0.5 --pan_period=0 --save_client_models=none
     --pan_personal_share=0.5 has no effect
 --algorithm=fbn --fbn_backward_restart=2
