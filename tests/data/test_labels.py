@@ -1,6 +1,7 @@
 """Tests of the labels of each task: forms, errors, counts and splits."""
 
 import dataclasses
+import types
 
 import numpy as np
 import parts
@@ -8,10 +9,12 @@ import pytest
 import tensorflow as tf
 
 from tff_bn import data as tff_bn_data
+from tff_bn.catalog import datasets
 from tff_bn.catalog import tasks
 from tff_bn.data import batches as batches_lib
 from tff_bn.data import classes
 from tff_bn.data import labels
+from tff_bn.data import splits
 from tff_bn.training import round_data
 
 RNG = np.random.default_rng(0)
@@ -558,6 +561,30 @@ def test_masks_are_resized_to_the_nearest_pixel(tmp_path):
       dataset.y_train, MASKS[:NUM_TRAIN].repeat(2, axis=1).repeat(2, axis=2)
   )
   assert dataset.y_test.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ('dataset', 'task', 'split'),
+    [
+        ('digits', None, 'classes'),
+        ('breast_cancer', None, 'classes'),
+        ('diabetes', None, 'iid'),
+        ('discs', None, 'domains'),
+        ('npz:a', None, 'classes'),
+        ('npz:a', 'segmentation', 'iid'),
+        ('npz:a', 'binary', 'classes'),
+    ],
+)
+def test_default_split(dataset, task, split):
+  options = types.SimpleNamespace(split=None, dataset=dataset, task=task)
+  assert splits.chosen_split(options) == split
+
+
+def test_built_in_datasets_have_the_task_of_their_entries():
+  for name, source in datasets.DATASETS.items():
+    if not datasets.is_downloaded(name):
+      task = tff_bn_data.load_dataset(name).task
+      assert task == (source.task or tasks.CLASSIFICATION), name
 
 
 def test_every_task_has_a_form():
