@@ -86,6 +86,11 @@ def task_of_labels(kind: str, shape: Sequence[int]) -> str:
   return BINARY if kind == 'b' else CLASSIFICATION
 
 
+def has_sample_classes(task: str) -> bool:
+  """Whether each sample has exactly one class."""
+  return task in (CLASSIFICATION, BINARY)
+
+
 def output_shape(
     task: str, input_shape: Sequence[int], num_outputs: int
 ) -> tuple[int, ...]:
