@@ -149,6 +149,16 @@ class Dataset:
     return changed
 
   @property
+  def task(self) -> str:
+    """The task of the labels."""
+    return 'classification'
+
+  @property
+  def num_outputs(self) -> int:
+    """The number of outputs of a model."""
+    return self.num_classes
+
+  @property
   def input_shape(self) -> tuple[int, ...]:
     """The shape of one sample."""
     return self.x_train.shape[1:]

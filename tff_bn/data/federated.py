@@ -127,6 +127,16 @@ class FederatedData:
     return self.dataset.num_classes
 
   @property
+  def task(self) -> str:
+    """The task of the dataset."""
+    return self.dataset.task
+
+  @property
+  def num_outputs(self) -> int:
+    """The number of outputs of a model."""
+    return self.dataset.num_outputs
+
+  @property
   def class_names(self) -> tuple[str, ...]:
     """The names of the classes; empty if they have numbers only."""
     return self.dataset.class_names
