@@ -19,6 +19,8 @@ def load_dataset(
     data_dir: Optional[str] = None,
     image_size: Optional[tuple[int, int]] = None,
     class_names: Optional[Sequence[str]] = None,
+    *,
+    task: Optional[str] = None,
 ) -> dataset_lib.Dataset:
   """Loads a dataset into memory and checks it.
 
