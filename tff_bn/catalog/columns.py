@@ -51,6 +51,10 @@ class Kind:
     """The unit in titles, behind a comma."""
     return ', %' if self.is_share else ''
 
+  def text(self, number: float) -> str:
+    """Returns a number as tables show it."""
+    return f'{self.factor * number:.{self.digits}f}'
+
   @property
   def heading(self) -> str:
     """The word at the beginning of a text."""

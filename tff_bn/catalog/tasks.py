@@ -32,17 +32,21 @@ class Task:
   Attributes:
     name: The name in flags.
     description: The labels and the model's output, in a few words.
+    labels: The labels in two or three words.
     loss: The default loss, a key of `LOSSES`.
     metrics: The default metrics, keys of `METRICS`; the main one is the first.
     has_classes: Whether each sample has one class, so that classes can have
       weights.
+    column: The title of a column in the counts of each client's labels.
   """
 
   name: str
   description: str
+  labels: str
   loss: str
   metrics: tuple[str, ...]
   has_classes: bool = False
+  column: str = 'class'
 
 
 TASKS: Mapping[str, Task] = {
@@ -52,6 +56,7 @@ TASKS: Mapping[str, Task] = {
             CLASSIFICATION,
             'one class for each sample: integers [n], or [n, 1]; a logit for'
             ' each class',
+            'classes',
             'cross_entropy',
             ('accuracy',),
             has_classes=True,
@@ -60,6 +65,7 @@ TASKS: Mapping[str, Task] = {
             BINARY,
             'yes or no for each sample: 0 or 1, or bools, [n] or [n, 1]; one'
             ' logit',
+            'yes or no',
             'binary_cross_entropy',
             ('accuracy', 'auc'),
             has_classes=True,
@@ -68,20 +74,25 @@ TASKS: Mapping[str, Task] = {
             MULTILABEL,
             'any number of labels for each sample: 0 or 1, or bools, [n,'
             ' labels]; a logit for each label',
+            'several yes or no for each sample',
             'binary_cross_entropy',
             ('auc', 'f1'),
+            column='label',
         ),
         Task(
             REGRESSION,
             'numbers for each sample: floats [n] or [n, targets]; as many'
             ' outputs',
+            'floats',
             'mean_squared_error',
             ('mae', 'r2'),
+            column='range of the target',
         ),
         Task(
             SEGMENTATION,
             'one class for each pixel: integers [n, height, width], or [n,'
             ' height, width, 1]; a logit for each pixel and class',
+            'a class for each pixel',
             'cross_entropy',
             ('dice', 'mean_iou', 'accuracy'),
         ),
@@ -305,7 +316,7 @@ def check(
     task: str,
     loss: Optional[str] = None,
     metrics: Optional[Sequence[str]] = None,
-    class_weight: str = 'none',
+    class_weight: Optional[str] = None,
 ) -> None:
   """Checks that a loss, metrics and class weights are possible for a task.
 
@@ -323,7 +334,7 @@ def check(
             f'{option.name}={name} is for {_enumerate(parts[name].tasks)}, but'
             f' the task is {task}; use {_enumerate(possible, "or")}.'
         )
-  if class_weight != NO_WEIGHTS and not TASKS[task].has_classes:
+  if class_weight not in (None, NO_WEIGHTS) and not TASKS[task].has_classes:
     raise ValueError(
         f'{CLASS_WEIGHT.name}={class_weight} needs one class for each sample,'
         f' but the task is {task}.'
@@ -388,7 +399,6 @@ TASK = Option(
     value_types.Choice(TASKS),
     f'What the model learns from the labels:\n{listing(TASKS)}',
     default_text="found from the labels' dtype and shape",
-    argument='task',
 )
 LOSS = Option(
     'loss',
@@ -403,9 +413,9 @@ METRICS_OPTION = Option(
     'metrics',
     value_types.List(PartName(METRICS, YOUR_FUNCTION)),
     'Comma-separated metrics. The first one is the main one, which tables,'
-    f' plots and pages show first:\n{listing(METRICS)}or {YOUR_FUNCTION}; the function is'
-    ' called without arguments and returns a keras.metrics.Metric whose'
-    ' variables are sums over the examples',
+    f' plots and pages show first:\n{listing(METRICS)}or {YOUR_FUNCTION}; the'
+    ' function is called without arguments and returns a keras.metrics.Metric'
+    ' whose variables are sums over the examples',
     default_text='; '.join(
         f'{",".join(task.metrics)} for {task.name}' for task in TASKS.values()
     ),
@@ -425,6 +435,6 @@ CLASS_WEIGHT = Option(
     value_types.Choice(CLASS_WEIGHTS),
     'The weights of the samples in the training loss. For classification and'
     f' binary:\n{listing(CLASS_WEIGHTS)}',
-    NO_WEIGHTS,
+    default_text=NO_WEIGHTS,
 )
 OPTIONS = (LOSS, METRICS_OPTION, CLASS_WEIGHT)

@@ -83,7 +83,10 @@ class FinalModels:
             results=finished.results_checksums(self._run_dir),
             versions=versions.versions(),
             input_shape=_input_shape(self._model),
-            num_classes=getattr(data, 'num_classes', None),
+            **{
+                name: getattr(data, name, None)
+                for name in ('task', 'num_outputs', 'num_classes')
+            },
             **described,
         ),
         saves_keras_clients=self._identity['save_client_models'] != 'none',

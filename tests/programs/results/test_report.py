@@ -194,8 +194,12 @@ def test_costs_of_a_result():
 def test_table_of_evaluations():
   text = report.evaluation_table(
       [
-          report.Evaluation('global', '', 360, 0.625, 1 / 3),
-          report.Evaluation('own', 'client_0', 0, None, None),
+          report.Evaluation(
+              'global', '', 360, {'accuracy': 0.625, 'loss': 1 / 3}
+          ),
+          report.Evaluation(
+              'own', 'client_0', 0, {'accuracy': None, 'loss': None}
+          ),
       ]
   )
   titles, _, *rows = csv_rows.cells(text)
@@ -209,8 +213,12 @@ def test_table_of_evaluations():
 def test_table_of_reestimated_statistics_names_their_data():
   text = report.evaluation_table(
       [
-          report.Evaluation('global', '', 360, 0.625, 1 / 3),
-          report.Evaluation('global', 'rome', 10, 0.5, 1.0),
+          report.Evaluation(
+              'global', '', 360, {'accuracy': 0.625, 'loss': 1 / 3}
+          ),
+          report.Evaluation(
+              'global', 'rome', 10, {'accuracy': 0.5, 'loss': 1.0}
+          ),
       ],
       reestimated=True,
   )
@@ -225,11 +233,11 @@ def test_table_of_reestimated_statistics_names_their_data():
 
 def test_evaluations_have_the_names_of_the_training():
   evaluations = [
-      report.Evaluation('global', '', 360, 0.625, 0.25),
-      report.Evaluation('own', 'client_0', 10, 0.5, 1.0),
-      report.Evaluation('own', 'client_1', 0, None, None),
+      report.Evaluation('global', '', 360, {'accuracy': 0.625, 'loss': 0.25}),
+      report.Evaluation('own', 'client_0', 10, {'accuracy': 0.5, 'loss': 1.0}),
+      report.Evaluation('own', 'client_1', 0, {'accuracy': None, 'loss': None}),
       # Its own mean does not depend on the number of examples.
-      report.Evaluation('own', 'client_2', 90, 1.0, 2.0),
+      report.Evaluation('own', 'client_2', 90, {'accuracy': 1.0, 'loss': 2.0}),
   ]
   lines = report.describe_evaluation(evaluations).splitlines()
   trained = report.describe_last(
