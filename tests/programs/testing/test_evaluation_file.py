@@ -164,3 +164,17 @@ def test_changed_file(change, written, tmp_path):
   with pytest.raises(ValueError, match=f'{written} is damaged.*earlier vers'):
     evaluation_file.add(written, _subject(tmp_path), rows)
   assert written.read_bytes() == text.encode()
+
+
+def test_other_metrics_need_another_file(tmp_path):
+  path = tmp_path / 'evaluation.csv'
+  evaluation_file.check(path, ['mae', 'loss'])
+  rows = [report.Evaluation('global', '', 4, {'mae': 0.25, 'loss': 1.0})]
+  evaluation_file.add(path, _subject(tmp_path), rows)
+  assert evaluation_file.read(path) == {_subject(tmp_path): rows}
+  evaluation_file.check(path, ['mae', 'loss'])
+  with pytest.raises(
+      ValueError,
+      match='numbers mae, loss, but this run has accuracy, loss; use another',
+  ):
+    evaluation_file.check(path, ['accuracy', 'loss'])
