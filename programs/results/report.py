@@ -451,6 +451,10 @@ def _mean_metrics(evaluations: Sequence[Evaluation]) -> dict[str, float]:
     return {}
   *names, loss = evaluations[0].metrics
   return {
-      name: statistics.fmean(float(row.metrics[name]) for row in evaluations)
+      name: statistics.fmean(
+          number
+          for row in evaluations
+          if (number := row.metrics[name]) is not None
+      )
       for name in (loss, *names)
   }

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import functools
 from typing import Any, Optional
 
 import keras
@@ -56,7 +57,7 @@ def metrics_fn(
     _check_type(
         'metrics',
         metric.name,
-        lambda build=build: build(task, num_outputs),
+        functools.partial(build, task, num_outputs),
         keras.metrics.Metric,
     )
     builders.append(build)
