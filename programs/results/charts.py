@@ -13,6 +13,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from tff_bn.catalog import columns
+from tff_bn.catalog import tasks
 from tff_bn.common import files
 from tff_bn.programs.results import curve_points
 from tff_bn.programs.results import line_styles
@@ -331,10 +332,11 @@ def client_metrics(lines: Styles, kind: columns.Kind) -> Spec:
 
 def label_values(data: 'federated.FederatedData') -> list[Spec]:
   """Returns the data of `labels`: counts of the first `MAX_CLIENTS` clients."""
+  names = column_names(data)
   return [
       {
           'client': client_id,
-          'label': data.class_names[label] if data.class_names else label,
+          'label': names[label] if names else label,
           'count': count,
       }
       for client_id, row in zip(
@@ -342,6 +344,13 @@ def label_values(data: 'federated.FederatedData') -> list[Spec]:
       )
       for label, count in enumerate(row)
   ]
+
+
+def column_names(data: 'federated.FederatedData') -> Sequence[str]:
+  """Returns the names of the counted labels; none for classes with numbers."""
+  if data.task == tasks.REGRESSION:
+    return data.label_names
+  return data.class_names
 
 
 def labels(

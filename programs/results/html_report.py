@@ -206,7 +206,7 @@ def _data(
       data='labels',
       spec=charts.labels(
           len(client_ids),
-          len(page.data.class_names),
+          len(charts.column_names(page.data)),
           tasks.TASKS[page.data.task].column,
       ),
   )

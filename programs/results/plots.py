@@ -38,7 +38,7 @@ def label_distribution(
   num_clients, num_columns = data.label_distribution().shape
   chart = charts.labels(
       num_clients,
-      len(data.class_names),
+      len(charts.column_names(data)),
       tasks.TASKS[data.task].column,
       has_numbers=num_clients * num_columns <= _MAX_CELLS_WITH_NUMBERS,
   )

@@ -334,7 +334,7 @@ def check(
             f'{option.name}={name} is for {_enumerate(parts[name].tasks)}, but'
             f' the task is {task}; use {_enumerate(possible, "or")}.'
         )
-  if class_weight not in (None, NO_WEIGHTS) and not TASKS[task].has_classes:
+  if class_weight not in (None, NO_WEIGHTS) and not has_sample_classes(task):
     raise ValueError(
         f'{CLASS_WEIGHT.name}={class_weight} needs one class for each sample,'
         f' but the task is {task}.'
@@ -378,6 +378,11 @@ def task_of_labels(kind: str, shape: Sequence[int]) -> str:
   if not is_single:
     return MULTILABEL
   return BINARY if kind == 'b' else CLASSIFICATION
+
+
+def has_sample_classes(task: str) -> bool:
+  """Whether each sample has exactly one class."""
+  return TASKS[task].has_classes
 
 
 def output_shape(
