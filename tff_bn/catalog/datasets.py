@@ -10,6 +10,7 @@ import os
 import re
 from typing import Any, NamedTuple, Optional
 
+from tff_bn.catalog import tasks
 from tff_bn.catalog import value_types
 from tff_bn.catalog.options import OWN_NAME
 from tff_bn.catalog.options import Condition
@@ -45,6 +46,10 @@ class Source(Part):
     has_domains: Whether the data has several domains.
     takes_parts: Whether the function gets `is_part`, too: whether training
       samples may lack classes.
+    takes_task: Whether the function gets `task`, too: the task that the user
+      chose, or None.
+    task: The task of a dataset that is not a classification, a key of
+      `tff_bn.catalog.tasks.TASKS`. None: the labels decide.
   """
 
   form: Optional[str] = None
@@ -52,6 +57,8 @@ class Source(Part):
   check: Optional[Callable[[str], Any]] = None
   has_domains: bool = False
   takes_parts: bool = False
+  takes_task: bool = False
+  task: Optional[str] = None
 
   @property
   def prefix(self) -> str:
@@ -273,6 +280,43 @@ DATASETS: Parts[Source] = Parts(
         f'{_ROOM}.generated:load_fedbn_synthetic',
         has_domains=True,
     ),
+    Source(
+        'breast_cancer',
+        "scikit-learn's 569 breast tumours, malignant or benign: 30 features"
+        ' (offline)',
+        f'{_ROOM}.tables:load_breast_cancer',
+        task=tasks.BINARY,
+    ),
+    Source(
+        'diabetes',
+        "scikit-learn's 442 patients with diabetes: 10 features, the progress"
+        ' of the disease after a year in standard deviations (offline)',
+        f'{_ROOM}.tables:load_diabetes',
+        task=tasks.REGRESSION,
+    ),
+    Source(
+        'discs',
+        'generated 32x32 pictures of discs, whose pixels are found, in four'
+        ' domains of different brightness and contrast (offline)',
+        f'{_ROOM}.shifted:load_discs',
+        has_domains=True,
+        task=tasks.SEGMENTATION,
+    ),
+    Source(
+        'sensor_windows',
+        'generated windows of 32 steps of three sensors in four kinds of'
+        ' motion, in four domains with other offsets and gains (offline)',
+        f'{_ROOM}.shifted:load_sensor_windows',
+        has_domains=True,
+    ),
+    Source(
+        'findings',
+        'generated 16x16 pictures with any of four findings, in four domains of'
+        ' different brightness and contrast (offline)',
+        f'{_ROOM}.shifted:load_findings',
+        has_domains=True,
+        task=tasks.MULTILABEL,
+    ),
     of_object=_source_of_object,
 )
 NPZ_SUFFIX = '.npz'
@@ -290,6 +334,7 @@ NPZ = Source(
     form=_PATH,
     other_form=f'a path that ends in {NPZ_SUFFIX}',
     takes_parts=True,
+    takes_task=True,
 )
 SERIES = Source(
     'series',
@@ -297,6 +342,7 @@ SERIES = Source(
     f'{_ROOM}.npz_file:load_npz',
     form=_PATH,
     takes_parts=True,
+    takes_task=True,
 )
 FOLDER = Source(
     'folder',
@@ -322,6 +368,7 @@ DOMAINS = Source(
     form='NAME=DATASET,NAME=DATASET',
     has_domains=True,
     takes_parts=True,
+    takes_task=True,
 )
 KINDS = {
     kind.name: kind for kind in (TFDS, NPZ, SERIES, FOLDER, GENERATED, DOMAINS)

@@ -51,7 +51,8 @@ class Batches:
 
     Args:
       x: All samples, uint8 or float32.
-      y: Their classes, int32.
+      y: Their labels. Masks of shape `[n, height, width]` are transformed as
+        the images are.
       scaling: How images are scaled after they were transformed. Default: not.
 
     Returns:
@@ -64,7 +65,7 @@ class Batches:
         self.to_variant(x, y, scaling),
         (
             tf.TensorSpec((None, *x.shape[1:]), tf.float32),
-            tf.TensorSpec((None,), tf.int32),
+            _label_spec(y),
         ),
     )
 
@@ -83,7 +84,7 @@ class Batches:
         and num_values <= _MAX_COPIED_VALUES
         and len(parts) <= _MAX_COPIED_PARTS
     ):
-      build = _traced_slices(len(parts), shape)
+      build = _traced_slices(len(parts), shape, _label_spec(y))
       arrays = [
           array
           for indices in parts
@@ -101,6 +102,7 @@ class Batches:
         _traced_gather(
             x.dtype.name,
             shape,
+            _label_spec(y),
             is_transformed=self.transforms is not None,
             is_scaled=scaling is not None,
         ),
@@ -144,6 +146,25 @@ def _scaled(
   return x if scaling is None else (x - scaling.mean) / scaling.deviation
 
 
+def _label_spec(y: np.ndarray) -> tf.TensorSpec:
+  """Returns the type of a batch of labels."""
+  return tf.TensorSpec((None, *y.shape[1:]), tf.as_dtype(y.dtype))
+
+
+def _transformed(
+    images: tf.Tensor, transforms: tf.Tensor, size: tuple[int, ...]
+) -> tf.Tensor:
+  """Transforms images `[n, height, width, channels]`; the border is 0."""
+  return tf.raw_ops.ImageProjectiveTransformV3(
+      images=images,
+      transforms=transforms,
+      output_shape=size,
+      fill_value=0.0,
+      interpolation='NEAREST',
+      fill_mode='CONSTANT',
+  )
+
+
 def _eight_numbers(transforms: np.ndarray) -> np.ndarray:
   """Returns transforms as TensorFlow's kernel takes them."""
   # The last two numbers are the denominator of a projective transform.
@@ -170,7 +191,7 @@ def _trace(
 
 @functools.lru_cache
 def _traced_slices(
-    num_parts: int, shape: tuple[int, ...]
+    num_parts: int, shape: tuple[int, ...], label_spec: tf.TensorSpec
 ) -> Callable[..., tf.Tensor]:
   """Returns a function from a batch size and parts (x, y) to a dataset."""
 
@@ -181,20 +202,22 @@ def _traced_slices(
     ]
     return functools.reduce(lambda a, b: a.concatenate(b), parts)
 
-  part = [
-      tf.TensorSpec((None, *shape), tf.float32),
-      tf.TensorSpec((None,), tf.int32),
-  ]
+  part = [tf.TensorSpec((None, *shape), tf.float32), label_spec]
   return _trace(slices, tf.TensorSpec((), tf.int64), *(num_parts * part))
 
 
 @functools.lru_cache
 def _traced_gather(
-    dtype: str, shape: tuple[int, ...], *, is_transformed: bool, is_scaled: bool
+    dtype: str,
+    shape: tuple[int, ...],
+    label_spec: tf.TensorSpec,
+    *,
+    is_transformed: bool,
+    is_scaled: bool,
 ) -> Callable[..., tf.Tensor]:
   """Returns a function that gathers the samples of each batch.
 
-  Its arguments are samples and their classes, the positions of these in the
+  Its arguments are samples and their labels, the positions of these in the
   order in which they occur, where in this order each batch starts and stops,
   and the number by which the samples are divided. This is no constant, because
   TensorFlow would multiply by its inverse, which rounds differently. Optional
@@ -206,22 +229,21 @@ def _traced_gather(
     def batch(start, stop):
       chosen = positions[start:stop]
       samples = tf.cast(tf.gather(x, chosen), tf.float32) / divisor
+      labels = tf.gather(y, chosen)
       if is_transformed:
-        samples = tf.raw_ops.ImageProjectiveTransformV3(
-            images=samples,
-            transforms=options[0][start:stop],
-            output_shape=shape[:2],
-            fill_value=0.0,
-            interpolation='NEAREST',
-            fill_mode='CONSTANT',
-        )
+        transforms = options[0][start:stop]
+        samples = _transformed(samples, transforms, shape[:2])
+        if are_masks:
+          labels = _transformed(labels[..., tf.newaxis], transforms, shape[:2])
+          labels = labels[..., 0]
       if is_scaled:
         mean, deviation = options[-2:]
         samples = (samples - mean) / deviation
-      return samples, tf.gather(y, chosen)
+      return samples, labels
 
     return tf.data.Dataset.from_tensor_slices((starts, stops)).map(batch)
 
+  are_masks = label_spec.shape.rank == 3
   options = []
   if is_transformed:
     options.append(tf.TensorSpec((None, 8), tf.float32))
@@ -230,7 +252,7 @@ def _traced_gather(
   return _trace(
       gather,
       tf.TensorSpec((None, *shape), dtype),
-      tf.TensorSpec((None,), tf.int32),
+      label_spec,
       tf.TensorSpec((None,), tf.int32),
       tf.TensorSpec((None,), tf.int64),
       tf.TensorSpec((None,), tf.int64),

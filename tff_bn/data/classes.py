@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from tff_bn.catalog import tasks
 from tff_bn.common import spelling
 from tff_bn.data import dataset as dataset_lib
+from tff_bn.data import labels
 
 
 def numbers(num_classes: int) -> tuple[str, ...]:
@@ -19,7 +21,7 @@ def numbers(num_classes: int) -> tuple[str, ...]:
 
 def without_numbers(dataset: dataset_lib.Dataset) -> dataset_lib.Dataset:
   """Returns the dataset without names that are the numbers of the classes."""
-  if dataset.class_names == numbers(dataset.num_classes):
+  if dataset.class_names == numbers(dataset.num_outputs):
     return dataset.unchecked(class_names=())
   return dataset
 
@@ -54,7 +56,7 @@ def union(
     if len(set(orders.values())) == 1:
       return next(iter(orders.values()))
     return tuple(sorted(found))
-  largest = max(datasets[domain].num_classes for domain in numbered)
+  largest = max(datasets[domain].num_outputs for domain in numbered)
   known = all(_is_number(n) and int(n) < largest for n in found)
   # Other numbers might count from 1, or be gapless in the other datasets.
   if not known and found != set(numbers(len(found))):
@@ -63,7 +65,7 @@ def union(
         f'dataset={name}: the classes of the domain {domain} have names'
         f' ({spelling.name_some(orders[domain])}), but the classes of'
         f' {numbered[0]} have only the numbers 0 to'
-        f' {datasets[numbered[0]].num_classes - 1}, so they cannot be matched.'
+        f' {datasets[numbered[0]].num_outputs - 1}, so they cannot be matched.'
         ' Use datasets whose classes have names for all domains, such as'
         ' folder:PATH.'
     )
@@ -125,13 +127,17 @@ def matched(
   """Gives a dataset the labels of a trained model; it may lack classes.
 
   `names` are the names of the model's classes in the order of its outputs. For
-  classes without names, they are their numbers.
+  classes without names, they are their numbers. Only the labels of a
+  classification are changed. In other tasks, the names must be the same, and a
+  segmentation without names may lack the last classes.
 
   Raises:
-    ValueError: If a class of the dataset is not one of the model's, or only one
-      of them has names.
+    ValueError: If a class of the dataset is not one of the model's, if only one
+      of them has names, or if the task has no classes.
   """
   names = tuple(names)
+  if dataset.task != tasks.CLASSIFICATION:
+    return _with_same_classes(dataset, names)
   model_has_names = names != numbers(len(names))
   present = _present(dataset)
   if bool(dataset.class_names) != model_has_names and not all(
@@ -159,16 +165,48 @@ def matched(
   return relabeled(dataset, names)
 
 
+def _with_same_classes(
+    dataset: dataset_lib.Dataset, names: tuple[str, ...]
+) -> dataset_lib.Dataset:
+  """Checks the names of a trained model for tasks other than classification."""
+  if dataset.num_classes is None:
+    raise ValueError(
+        f'dataset={dataset.name} has the task {dataset.task}, which has no'
+        f' classes, but the model has {len(names)}:'
+        f' {spelling.name_some(names)}.'
+    )
+  own = dataset.class_names or numbers(dataset.num_classes)
+  if own == names:
+    return dataset
+  may_lack = dataset.task == tasks.SEGMENTATION and not dataset.class_names
+  if may_lack and own == names[: len(own)]:
+    return dataset.unchecked(num_classes=len(names))
+  raise ValueError(
+      f'dataset={dataset.name} has the classes {spelling.name_some(own)}, but'
+      f' the model has {spelling.name_some(names)}; with task={dataset.task},'
+      ' they must be the same, in the same order.'
+  )
+
+
 def missing_by_domain(dataset: dataset_lib.Dataset) -> dict[str, list[str]]:
   """Returns the names or numbers of the classes that domains lack.
 
-  Only domains that have no training samples of some class are in the result.
+  Only domains that have no training samples of some class are in the result. A
+  regression has no classes.
   """
-  names = dataset.class_names or numbers(dataset.num_classes)
-  missing = {}
-  for number, domain in enumerate(dataset.domain_names):
-    present = set(dataset.y_train[dataset.domain_train == number].tolist())
-    lacking = [n for label, n in enumerate(names) if label not in present]
+  missing: dict[str, list[str]] = {}
+  if dataset.num_classes is None or not dataset.domain_names:
+    return missing
+  names = labels.column_names(dataset)
+  counts = labels.label_counts(
+      dataset,
+      [
+          np.flatnonzero(dataset.domain_train == number)
+          for number in range(len(dataset.domain_names))
+      ],
+  )
+  for domain, row in zip(dataset.domain_names, counts):
+    lacking = [name for name, count in zip(names, row) if not count]
     if lacking:
       missing[domain] = lacking
   return missing

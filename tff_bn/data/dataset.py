@@ -1,4 +1,4 @@
-"""A classification dataset in memory, and the checks of its arrays."""
+"""A dataset in memory, and the checks of its arrays."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,9 +11,11 @@ from absl import logging
 import numpy as np
 
 from tff_bn.catalog import datasets
+from tff_bn.catalog import tasks
 from tff_bn.catalog import value_types
 from tff_bn.common import checks
 from tff_bn.data import arrays
+from tff_bn.data import labels
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,7 +50,7 @@ class Scaling:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
-  """A dataset for classification: arrays in memory.
+  """A dataset: arrays in memory.
 
   The constructor checks all values once and stores each array with one dtype.
   It takes arrays of other libraries and lists, too.
@@ -62,12 +64,21 @@ class Dataset:
       applied. Other integers are pixels from 0 to 255 in images, which become
       uint8, and numbers in vectors and series, which become float32. Other
       floats and bools become float32.
-    y_train: The classes of the training samples: whole numbers of any dtype, of
-      shape `[n]` or `[n, 1]`. Stored as int32 of shape `[n]`.
+    y_train: The labels of the training samples, of the form that the task
+      needs. Classification: classes, whole numbers of any dtype, of shape `[n]`
+      or `[n, 1]`, stored as int32 of shape `[n]`. Binary: 0 or 1, in the same
+      shapes. Multi-label: 0 or 1 for each label, of shape `[n, labels]`, stored
+      as int32. Regression: finite numbers of shape `[n]` or `[n, targets]`,
+      stored as float32 of shape `[n, targets]`. Segmentation: the class of each
+      pixel, of shape `[n, height, width]` or `[n, height, width, 1]`, stored as
+      int32 of shape `[n, height, width]`.
     x_test: Test samples, like `x_train`. There may be none (`x_train[:0]`);
       metrics are then NaN.
-    y_test: The classes of the test samples, like `y_train`.
-    num_classes: The number of classes. Labels are in `0..num_classes - 1`.
+    y_test: The labels of the test samples, like `y_train`.
+    num_classes: The number of classes. Labels are in `0..num_classes - 1`. It
+      is 2 for binary labels, the number of labels of a multi-label task, and
+      None for a regression. Default: 1 more than the largest label in
+      `y_train`, for classes.
     domain_train: For data of several domains, each training sample's position
       in `domain_names`, int32 of shape `[n]`.
     domain_test: The same for the test samples.
@@ -78,17 +89,24 @@ class Dataset:
     writer_names: The names of the natural clients.
     scaling: How pixels or features are scaled when batches are built; `None`:
       not.
-    class_names: The names of the classes in the order of their labels. Empty if
-      the classes have numbers only.
+    class_names: The names of the classes in the order of their labels; for a
+      multi-label task, the names of the labels. Empty if the classes have
+      numbers only.
     divisor: By which number the original values were divided to get the
       samples; `None` if it differs between samples. The division of uint8
       values by 255 does not count, because it comes later.
+    task: What a model learns from the labels, a key of
+      `tff_bn.catalog.tasks.TASKS`. Default: found from the dtype and the shape
+      of `y_train` by `tff_bn.catalog.tasks.task_of_labels`; but if
+      `num_classes` is given, one label for each sample is its class, whatever
+      its dtype is.
 
   Raises:
     TypeError: If an argument has the wrong type.
     ValueError: If an array has another dtype, shape or content, a label is not
-      one of the classes, there is not one name for each class, or a name occurs
-      twice.
+      one of the classes, there is not one name for each class, a name occurs
+      twice, the task is unknown or does not fit the labels, or the labels could
+      be of several tasks, such as one-hot vectors.
   """
 
   name: str
@@ -96,7 +114,7 @@ class Dataset:
   y_train: np.ndarray
   x_test: np.ndarray
   y_test: np.ndarray
-  num_classes: int
+  num_classes: Optional[int] = None
   domain_train: Optional[np.ndarray] = None
   domain_test: Optional[np.ndarray] = None
   domain_names: tuple[str, ...] = ()
@@ -106,23 +124,50 @@ class Dataset:
   scaling: Optional[Scaling] = None
   class_names: tuple[str, ...] = ()
   divisor: Optional[float] = 1
+  # After the construction, it is never None.
+  task: str = None  # type: ignore[assignment]
 
   def __post_init__(self) -> None:
     checks.check_type('name', self.name, str, 'be the name of the dataset')
     source = _source(self.name)
-    value_types.POSITIVE_INTEGER.check('num_classes', self.num_classes)
+    if self.num_classes is not None:
+      value_types.POSITIVE_INTEGER.check('num_classes', self.num_classes)
+    labels.check_task(self.task)
     given = arrays.Arrays(
         *(
             arrays.to_array(source, name, getattr(self, name))
             for name in arrays.Arrays._fields
         )
     )
-    converted: dict[str, Any] = arrays.convert(
-        source, given, self.num_classes
-    )._asdict()
-    converted['num_classes'] = int(self.num_classes)
-    converted['class_names'] = check_class_names(
-        source, self.class_names, converted['num_classes']
+    task = self.task or labels.find_task(
+        source, given.y_train, self.num_classes
+    )
+    labels.check_headers(
+        source, task, *map(arrays.Header.of, given), needs_test=False
+    )
+    form = labels.FORMS[task]
+    y_train, y_test = (
+        form.convert(source, name, y, self.num_classes)
+        for name, y in (('y_train', given.y_train), ('y_test', given.y_test))
+    )
+    if self.num_classes is None:
+      num_classes = form.count_classes(source, y_train, y_test, is_part=False)
+    else:
+      form.check_num_classes(source, self.num_classes, y_train)
+      num_classes = int(self.num_classes)
+    x_train, x_test = arrays.convert_samples(
+        source, given.x_train, given.x_test
+    )
+    converted: dict[str, Any] = dict(
+        task=task,
+        num_classes=num_classes,
+        x_train=x_train,
+        y_train=y_train,
+        x_test=x_test,
+        y_test=y_test,
+        class_names=check_class_names(
+            source, self.class_names, num_classes or 0
+        ),
     )
     for group in ('domain', 'writer'):
       group_names = tuple(getattr(self, f'{group}_names'))
@@ -149,19 +194,24 @@ class Dataset:
     return changed
 
   @property
-  def task(self) -> str:
-    """The task of the labels."""
-    return 'classification'
-
-  @property
-  def num_outputs(self) -> int:
-    """The number of outputs of a model."""
-    return self.num_classes
-
-  @property
   def input_shape(self) -> tuple[int, ...]:
     """The shape of one sample."""
     return self.x_train.shape[1:]
+
+  @property
+  def num_outputs(self) -> int:
+    """The number of outputs of a model, for each pixel of a segmentation.
+
+    It is the number of classes, 1 for binary labels, the number of labels of a
+    multi-label task, or the number of targets of a regression.
+    """
+    form = labels.FORMS[self.task]
+    return form.num_outputs(self.num_classes, self.y_train)
+
+  @property
+  def has_classes(self) -> bool:
+    """Whether each sample has exactly one class."""
+    return tasks.has_sample_classes(self.task)
 
   @property
   def total_divisor(self) -> Optional[float]:
@@ -174,6 +224,35 @@ class Dataset:
     """Returns the dataset with changed training and test samples."""
     return dataclasses.replace(
         self, x_train=change(self.x_train), x_test=change(self.x_test)
+    )
+
+  def with_task(self, task: str, *, is_part: bool = False) -> 'Dataset':
+    """Returns the dataset with its labels read as the labels of another task.
+
+    The labels decide the number of classes. A regression has no class names.
+
+    Args:
+      task: A key of `tff_bn.catalog.tasks.TASKS`.
+      is_part: Whether `y_train` may lack classes, see `create_dataset`.
+
+    Raises:
+      ValueError: If the task is unknown or does not fit the labels.
+    """
+    labels.check_task(task)
+    if task == self.task:
+      return self
+    source = _source(self.name)
+    headers = [
+        arrays.Header.of(getattr(self, name)) for name in arrays.Arrays._fields
+    ]
+    labels.check_headers(source, task, *headers, needs_test=False)
+    return dataclasses.replace(
+        self,
+        task=task,
+        num_classes=labels.count_classes(
+            source, task, self.y_train, self.y_test, is_part=is_part
+        ),
+        class_names=() if task == tasks.REGRESSION else self.class_names,
     )
 
   def with_training_samples(self, indices: np.ndarray) -> 'Dataset':
@@ -204,6 +283,8 @@ class Dataset:
       digest.update(f'scaling {self.scaling.to_json()}'.encode())
     if self.class_names:
       digest.update(f'classes {list(self.class_names)}'.encode())
+    if self.task != tasks.CLASSIFICATION:
+      digest.update(f'task {self.task}'.encode())
     return digest.hexdigest()
 
 
@@ -215,6 +296,7 @@ def create_dataset(
     y_test: np.ndarray,
     num_classes: Optional[int] = None,
     *,
+    task: Optional[str] = None,
     is_part: bool = False,
     is_series: bool = False,
     **attributes: Any,
@@ -226,11 +308,12 @@ def create_dataset(
   Args:
     name: The dataset's name for `load_dataset`, which errors name.
     x_train: Training samples, see `Dataset`.
-    y_train: Their classes.
+    y_train: Their labels.
     x_test: Test samples, like `x_train`.
-    y_test: Their classes.
+    y_test: Their labels.
     num_classes: The number of classes. Default: 1 more than the largest label
-      in `y_train`.
+      in `y_train`; see `Dataset` for tasks other than classification.
+    task: What a model learns from the labels, see `Dataset`.
     is_part: Whether the training samples may lack classes, because the dataset
       is a domain of another one, or is for a model that is trained already.
     is_series: Whether samples of shape `[n, a, b]` are series `[n, steps,
@@ -252,15 +335,19 @@ def create_dataset(
     _warn_of_series(source, x_train.shape[1:])
     x_train, x_test = _with_channel(x_train), _with_channel(x_test)
   given = arrays.Arrays(x_train, y_train, x_test, y_test)
-  arrays.check_headers(source, *map(arrays.Header.of, given))
+  labels.check_task(task)
+  task = task or labels.find_task(source, y_train, num_classes)
+  labels.check_headers(source, task, *map(arrays.Header.of, given))
   _warn_of_channels_first(source, x_train.shape[1:])
   if num_classes is None:
-    num_classes = count_classes(source, y_train, y_test, is_part=is_part)
-  elif num_classes < 2 and not is_part:
+    num_classes = labels.count_classes(
+        source, task, y_train, y_test, is_part=is_part
+    )
+  elif num_classes < 2 and tasks.has_sample_classes(task) and not is_part:
     raise ValueError(
         f'{source} has a single class; a classifier needs at least two.'
     )
-  return Dataset(name, *given, num_classes, **attributes)
+  return Dataset(name, *given, num_classes, task=task, **attributes)
 
 
 def _with_channel(x: np.ndarray) -> np.ndarray:
@@ -284,40 +371,6 @@ def _warn_of_series(source: str, shape: tuple[int, ...]) -> None:
 def _source(name: str) -> str:
   """Returns the beginning of errors about a dataset."""
   return f'dataset={name}'
-
-
-def count_classes(
-    source: str,
-    y_train: np.ndarray,
-    y_test: np.ndarray,
-    *,
-    is_part: bool = False,
-) -> int:
-  """Returns the number of classes of labels; warns of classes without a label.
-
-  `source` begins the errors. With `is_part`, see `create_dataset`, there are no
-  warnings.
-
-  Raises:
-    ValueError: If they are no labels. Unless `is_part` is true, also if there
-      are fewer than two classes, or a test sample has a label that no training
-      sample has.
-  """
-  train, test = (
-      arrays.convert_labels(source, name, labels)
-      for name, labels in (('y_train', y_train), ('y_test', y_test))
-  )
-  if is_part:
-    return 1 + int(max(train.max(), test.max()))
-  num_classes = _count_classes(source, train)
-  unknown = np.setdiff1d(test, train)
-  if unknown.size:
-    raise ValueError(
-        f'{source}: y_test has labels that do not occur in y_train:'
-        f' {arrays.enumerate_labels(unknown)}; remove these samples from the'
-        ' test data or add such samples to the training data.'
-    )
-  return num_classes
 
 
 def check_class_names(
@@ -351,40 +404,6 @@ def check_class_names(
         ' class another name.'
     )
   return tuple(class_names)
-
-
-def _count_classes(source: str, labels: np.ndarray) -> int:
-  """Returns the number of classes; warns of classes without a label."""
-  present = np.unique(labels)
-  num_classes = int(present[-1]) + 1
-  if len(present) < 2:
-    raise ValueError(
-        f'{source}: y_train has the label {present[0]} only; a classifier needs'
-        ' at least two classes.'
-    )
-  advice = (
-      f'number the classes from 0 to {len(present) - 1}, for example by'
-      ' np.unique(y_train, return_inverse=True)'
-  )
-  if num_classes > len(labels):
-    raise ValueError(
-        f'{source}: y_train has {len(present)} different labels from'
-        f' {present[0]} to {present[-1]}, which makes {num_classes} classes for'
-        f' {len(labels)} samples; {advice}.'
-    )
-  missing = np.setdiff1d(np.arange(num_classes), present)
-  if missing.size:
-    logging.warning(
-        '%s: no sample of y_train has one of the labels %s. The model gets an'
-        ' output for each of the %d classes 0..%d. If these labels are no'
-        ' classes, %s.',
-        source,
-        arrays.enumerate_labels(missing),
-        num_classes,
-        num_classes - 1,
-        advice,
-    )
-  return num_classes
 
 
 def _warn_of_channels_first(source: str, shape: tuple[int, ...]) -> None:

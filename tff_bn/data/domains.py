@@ -7,8 +7,10 @@ from typing import Optional
 import numpy as np
 
 from tff_bn.catalog import datasets as catalog
+from tff_bn.catalog import tasks
 from tff_bn.data import classes
 from tff_bn.data import dataset as dataset_lib
+from tff_bn.data import labels
 from tff_bn.data import loading
 
 _GREY = 1
@@ -20,6 +22,7 @@ def load_domains(
     data_dir: Optional[str] = None,
     image_size: Optional[tuple[int, int]] = None,
     *,
+    task: Optional[str] = None,
     is_part: bool = False,
 ) -> dataset_lib.Dataset:
   """Loads datasets and joins them, see `join_domains` and `load_dataset`."""
@@ -27,6 +30,7 @@ def load_domains(
       loading.load_resized,
       data_dir=data_dir,
       image_size=image_size,
+      task=task,
       is_part=True,
   )
   return join_domains(name, load, is_part=is_part)
@@ -40,11 +44,14 @@ def join_domains(
 ) -> dataset_lib.Dataset:
   """Joins datasets as domains.
 
-  The classes are the union of the datasets' classes, see `classes.union`:
-  classes with the same name are one class, or with the same number if they have
-  no names. A domain may lack classes. Grey images become RGB images if another
-  domain has color. uint8 images are scaled to [0, 1] if another domain has
-  floats.
+  All datasets need the same task. In a classification, the classes are the
+  union of the datasets' classes, see `classes.union`: classes with the same
+  name are one class, or with the same number if they have no names. A domain
+  may lack classes. In other tasks, the domains' classes, or
+  the columns of their labels, must be the same; a domain may lack some only in
+  a segmentation without names of classes. Grey images become RGB images if
+  another domain has color. uint8 images are scaled to [0, 1] if another domain
+  has floats.
 
   Args:
     name: `domains:NAME=DATASET,...`, see `catalog.datasets.parse_domains`.
@@ -56,21 +63,33 @@ def join_domains(
     The dataset, whose domains are in the order of the name.
 
   Raises:
-    ValueError: If the name has another form, if the classes of the datasets
-      can't be matched, if no domain has training samples of a class, or if the
-      datasets differ in the shape of their examples.
+    ValueError: If the name has another form, if the datasets have different
+      tasks, if their classes can't be matched, if no domain has training
+      samples of a class, or if the datasets differ in the shape of their
+      examples.
   """
   datasets = {
       domain: load(source)
       for domain, source in catalog.parse_domains(name).items()
   }
-  class_names = classes.union(name, datasets)
-  datasets = {
-      domain: classes.relabeled(part, class_names)
-      if class_names
-      else classes.by_number(part)
-      for domain, part in datasets.items()
-  }
+  _check_same(
+      name,
+      'tasks',
+      {domain: part.task for domain, part in datasets.items()},
+      'pass the task, or use datasets with the same one.',
+  )
+  first = next(iter(datasets.values()))
+  if first.task == tasks.CLASSIFICATION:
+    class_names = classes.union(name, datasets)
+    datasets = {
+        domain: classes.relabeled(part, class_names)
+        if class_names
+        else classes.by_number(part)
+        for domain, part in datasets.items()
+    }
+  else:
+    class_names = first.class_names
+    _check_same_classes(name, datasets)
   datasets = _with_same_channels(datasets)
   _check_same(
       name,
@@ -92,18 +111,14 @@ def join_domains(
   def number(lengths: list[int]) -> np.ndarray:
     return np.repeat(np.arange(len(parts), dtype=np.int32), lengths)
 
-  num_classes: Optional[int] = max(part.num_classes for part in parts)
-  if not class_names and num_classes == 1 + max(
-      max(part.y_train.max(), part.y_test.max()) for part in parts
-  ):
-    num_classes = None  # Gaps in the numbers are warned of.
   dataset = dataset_lib.create_dataset(
       name,
       join(lambda part: part.x_train),
       np.concatenate([part.y_train for part in parts]),
       join(lambda part: part.x_test),
       np.concatenate([part.y_test for part in parts]),
-      num_classes=num_classes,
+      num_classes=_num_classes(parts),
+      task=first.task,
       is_part=is_part,
       # Images have channels already.
       is_series=True,
@@ -118,11 +133,27 @@ def join_domains(
   return dataset
 
 
+def _num_classes(parts: Sequence[dataset_lib.Dataset]) -> Optional[int]:
+  """Returns the number of classes; None if it is found from the labels."""
+  if parts[0].num_classes is None:
+    return None
+  num_classes = max(part.num_classes or 0 for part in parts)
+  if not parts[0].class_names and num_classes == 1 + max(
+      max(part.y_train.max(), part.y_test.max()) for part in parts
+  ):
+    return None  # Gaps in the numbers are warned of.
+  return num_classes
+
+
 def _check_trained(dataset: dataset_lib.Dataset) -> None:
   """Checks that some domain has training samples of each tested class."""
-  untrained = np.setdiff1d(dataset.y_test, dataset.y_train)
+  if dataset.task not in (tasks.CLASSIFICATION, tasks.SEGMENTATION):
+    return
+  untrained = np.setdiff1d(
+      labels.present(dataset.y_test), labels.present(dataset.y_train)
+  )
   if untrained.size:
-    names_or_numbers = dataset.class_names or range(dataset.num_classes)
+    names_or_numbers = labels.column_names(dataset)
     raise ValueError(
         f'dataset={dataset.name}: no domain has training samples of the class'
         f' {names_or_numbers[untrained[0]]}, of which there are test samples.'
@@ -148,6 +179,27 @@ def _check_same(
     raise ValueError(
         f'dataset={name}: the domains have different {what} ({listing});'
         f' {advice}'
+    )
+
+
+def _check_same_classes(
+    name: str, datasets: Mapping[str, dataset_lib.Dataset]
+) -> None:
+  """Checks that the labels of datasets have the same names and columns."""
+  task = next(iter(datasets.values())).task
+  _check_same(
+      name,
+      'names of classes',
+      {d: ', '.join(part.class_names) for d, part in datasets.items()},
+      f'with task={task}, all domains need the same ones in the same order.',
+  )
+  # The masks of a segmentation have the shapes of its images.
+  if task != tasks.SEGMENTATION:
+    _check_same(
+        name,
+        'numbers of columns in their labels',
+        {d: str(part.num_outputs) for d, part in datasets.items()},
+        f'with task={task}, all domains need the same columns.',
     )
 
 

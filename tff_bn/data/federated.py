@@ -16,6 +16,7 @@ from tff_bn.common import spelling
 from tff_bn.data import augmentation as augmentation_lib
 from tff_bn.data import batches
 from tff_bn.data import dataset as dataset_lib
+from tff_bn.data import labels
 from tff_bn.data import scaling as scaling_lib
 
 
@@ -122,19 +123,19 @@ class FederatedData:
     return tuple(self.train_indices)
 
   @property
-  def num_classes(self) -> int:
-    """The number of classes of the dataset."""
-    return self.dataset.num_classes
-
-  @property
   def task(self) -> str:
-    """The task of the dataset."""
+    """The dataset's task, a key of `tff_bn.catalog.tasks.TASKS`."""
     return self.dataset.task
 
   @property
   def num_outputs(self) -> int:
-    """The number of outputs of a model."""
+    """The number of outputs of a model, see `Dataset.num_outputs`."""
     return self.dataset.num_outputs
+
+  @property
+  def num_classes(self) -> Optional[int]:
+    """The number of classes of the dataset; None for a regression."""
+    return self.dataset.num_classes
 
   @property
   def class_names(self) -> tuple[str, ...]:
@@ -143,10 +144,16 @@ class FederatedData:
 
   @property
   def element_spec(self) -> tuple[tf.TensorSpec, tf.TensorSpec]:
-    """The type of a batch (x, y): float32 `[None, ...]` and int32 `[None]`."""
+    """The type of a batch (x, y): x is float32 `[None, ...]`.
+
+    `tff_bn.data.labels.label_spec` gives the type of y: int32 `[None]` for
+    classes.
+    """
     return (
         tf.TensorSpec((None, *self.dataset.input_shape), tf.float32),
-        tf.TensorSpec((None,), tf.int32),
+        labels.label_spec(
+            self.task, self.dataset.input_shape, self.num_outputs
+        ),
     )
 
   def client_number(self, client_id: str) -> int:
@@ -380,9 +387,39 @@ class FederatedData:
     """Counts each client's training samples of each class.
 
     Returns:
-      Integers of shape `[num_clients, num_classes]`.
+      Integers of shape `[num_clients, num_columns]`, whose columns have the
+      names `label_names`. The columns are the classes; for a multi-label task,
+      the labels, which count the samples that have them; for a segmentation,
+      the classes, which count pixels; for a regression, ten ranges of the first
+      target, of equal width, which cover the whole training data.
     """
-    return label_counts(self.dataset, self.train_indices.values())
+    return labels.label_counts(self.dataset, self.train_indices.values())
+
+  @property
+  def label_names(self) -> tuple[str, ...]:
+    """The names of the columns of `label_distribution`.
+
+    They are the names or the numbers of the classes or labels; for a
+    regression, ranges such as '0.5 to 1'.
+    """
+    return labels.column_names(self.dataset)
+
+  def class_counts(self) -> np.ndarray:
+    """Counts the training samples, or pixels, of each class over all clients.
+
+    Returns:
+      Integers of shape `[num_classes]`. For a multi-label task, they are the
+      samples that have each label.
+
+    Raises:
+      ValueError: If the task is a regression, which has no classes.
+    """
+    if self.num_classes is None:
+      raise ValueError(
+          f'dataset={self.dataset.name} has no classes, because its task is'
+          f' {self.task}.'
+      )
+    return self.label_distribution().sum(axis=0)
 
   @functools.cached_property
   def _client_numbers(self) -> dict[str, int]:
@@ -395,26 +432,6 @@ class FederatedData:
     return batches.Batches([indices], batch_size).dataset(
         self.dataset.x_test, self.dataset.y_test, self.dataset.scaling
     )
-
-
-def label_counts(
-    dataset: dataset_lib.Dataset, parts: Iterable[np.ndarray]
-) -> np.ndarray:
-  """Counts the training samples of each part and class.
-
-  Args:
-    dataset: The dataset.
-    parts: The positions of each part's samples in the training data.
-
-  Returns:
-    Integers of shape `[num_parts, num_classes]`.
-  """
-  return np.stack(
-      [
-          np.bincount(dataset.y_train[indices], minlength=dataset.num_classes)
-          for indices in parts
-      ]
-  )
 
 
 def _positions(

@@ -47,6 +47,18 @@ def different_sizes(
   )
 
 
+def resize_masks(y: np.ndarray, image_size: tuple[int, int]) -> np.ndarray:
+  """Resizes masks `[n, height, width]`: each pixel gets the nearest class."""
+  return np.concatenate(
+      [
+          tf.image.resize(
+              y[start : start + _CHUNK, ..., np.newaxis], image_size, 'nearest'
+          ).numpy()[..., 0]
+          for start in range(0, len(y), _CHUNK)
+      ]
+  )
+
+
 def resize_array(x: np.ndarray, image_size: tuple[int, int]) -> np.ndarray:
   """Resizes an array of many images as `resize` does."""
   return np.concatenate(

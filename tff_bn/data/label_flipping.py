@@ -8,6 +8,7 @@ import dataclasses
 
 import numpy as np
 
+from tff_bn.catalog import tasks
 from tff_bn.catalog import value_types
 from tff_bn.common import checks
 from tff_bn.data import federated
@@ -51,7 +52,8 @@ def with_flipped_labels(
 ) -> federated.FederatedData:
   """Flips the training labels of the first clients.
 
-  Test labels do not change. `label_distribution` counts the flipped labels.
+  Test labels do not change. `label_distribution` counts the flipped labels. Of
+  samples with several labels, each label is flipped; of masks, each pixel.
 
   Args:
     data: The clients' data.
@@ -65,7 +67,8 @@ def with_flipped_labels(
   Raises:
     TypeError: If `data` is not `FederatedData`, or `num_attackers` no integer.
     ValueError: If `num_attackers` is negative or larger than the number of
-      clients, or if an attacker shares a sample with another client.
+      clients, if an attacker shares a sample with another client, or if the
+      task is a regression, which has no labels to flip.
   """
   checks.check_type(
       'data',
@@ -74,6 +77,15 @@ def with_flipped_labels(
       'be tff_bn.data.FederatedData, as split_dataset returns it',
   )
   checks.check_integer('num_attackers', num_attackers)
+  dataset = data.dataset
+  num_classes = dataset.num_classes
+  if num_classes is None:
+    raise ValueError(
+        f'dataset={dataset.name} has the task {dataset.task}, whose targets are'
+        ' numbers; flipping labels needs classes.'
+    )
+  if dataset.task == tasks.MULTILABEL:
+    num_classes = 2  # Each label is 0 or 1.
   client_ids = data.client_ids
   if not 0 <= num_attackers <= len(client_ids):
     raise ValueError(
@@ -95,9 +107,8 @@ def with_flipped_labels(
         ' belong to other clients too, the first at position'
         f' {shared[0]}; flipping labels needs clients that share no samples.'
     )
-  dataset = data.dataset
   labels = dataset.y_train.copy()
-  labels[flipped] = flip_labels(labels[flipped], dataset.num_classes)
+  labels[flipped] = flip_labels(labels[flipped], num_classes)
   return dataclasses.replace(
       data, dataset=dataclasses.replace(dataset, y_train=labels), recipe=None
   )

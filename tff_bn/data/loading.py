@@ -1,17 +1,20 @@
 """Loads a dataset by its name."""
 
 from collections.abc import Sequence
+import dataclasses
 import functools
 import os
 from typing import Any, Optional
 
 from tff_bn.catalog import datasets
+from tff_bn.catalog import tasks
 from tff_bn.common import checks
 from tff_bn.common import user_functions
 from tff_bn.data import arrays
 from tff_bn.data import classes
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import images
+from tff_bn.data import labels
 
 
 def load_dataset(
@@ -19,7 +22,6 @@ def load_dataset(
     data_dir: Optional[str] = None,
     image_size: Optional[tuple[int, int]] = None,
     class_names: Optional[Sequence[str]] = None,
-    *,
     task: Optional[str] = None,
 ) -> dataset_lib.Dataset:
   """Loads a dataset into memory and checks it.
@@ -32,10 +34,13 @@ def load_dataset(
     data_dir: The folder for downloaded datasets (`tfds:`, `emnist` and
       `femnist`). Default: the folder that their libraries choose.
     image_size: The height and width to resize images to. Default: no resizing.
+      Masks are resized with them, to the nearest pixel.
     class_names: The names of the classes of a trained model in the order of its
       outputs, or their numbers as strings if they have no names. The dataset
       gets the labels of the model, and it may lack classes. Default: the
       dataset keeps its own labels.
+    task: What a model learns from the labels, a key of
+      `tff_bn.catalog.tasks.TASKS`. Default: found from the labels.
 
   Returns:
     The dataset.
@@ -51,6 +56,7 @@ def load_dataset(
         ' file or folder.'
     )
   datasets.DATASET.check(name)
+  labels.check_task(task)
   if image_size is not None and min(image_size) < 1:
     raise ValueError(
         f'image_size={image_size[0]}x{image_size[1]}: height and width must'
@@ -68,7 +74,7 @@ def load_dataset(
         f'dataset={name}', class_names, len(class_names)
     )
   dataset = load_resized(
-      name, data_dir, image_size, is_part=class_names is not None
+      name, data_dir, image_size, task=task, is_part=class_names is not None
   )
   return (
       dataset if class_names is None else classes.matched(dataset, class_names)
@@ -80,6 +86,7 @@ def load_resized(
     data_dir: Optional[str],
     image_size: Optional[tuple[int, int]],
     *,
+    task: Optional[str],
     is_part: bool,
 ) -> dataset_lib.Dataset:
   """Loads a dataset and resizes its images, see `load_dataset`.
@@ -96,12 +103,16 @@ def load_resized(
   }
   if source.takes_parts:
     arguments['is_part'] = is_part
+  if source.takes_task:
+    arguments['task'] = task
   load = source.load()
   if source.form is not None:
     load = functools.partial(load, name)
   if datasets.is_users(name):
     load = functools.partial(_load_users, name, load)
   dataset = load(**arguments)
+  if task is not None:
+    dataset = dataset.with_task(task, is_part=is_part)
   if image_size is None or dataset.input_shape[:-1] == tuple(image_size):
     return dataset
   if len(dataset.input_shape) != 3:
@@ -113,8 +124,16 @@ def load_resized(
     images.check_memory(
         name, len(x), image_size, x.shape[-1] * x.dtype.itemsize
     )
-  return dataset.replace_samples(
-      functools.partial(images.resize_array, image_size=image_size)
+  resize = functools.partial(images.resize_array, image_size=image_size)
+  if dataset.task != tasks.SEGMENTATION:
+    return dataset.replace_samples(resize)
+  resize_masks = functools.partial(images.resize_masks, image_size=image_size)
+  return dataclasses.replace(
+      dataset,
+      x_train=resize(dataset.x_train),
+      y_train=resize_masks(dataset.y_train),
+      x_test=resize(dataset.x_test),
+      y_test=resize_masks(dataset.y_test),
   )
 
 

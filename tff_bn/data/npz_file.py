@@ -8,7 +8,7 @@ import collections
 import math
 import os
 import stat
-from typing import IO, Any
+from typing import IO, Any, Optional
 import zipfile
 
 import numpy as np
@@ -18,6 +18,7 @@ from tff_bn.common import memory
 from tff_bn.common import spelling
 from tff_bn.data import arrays
 from tff_bn.data import dataset as dataset_lib
+from tff_bn.data import labels
 
 _SUFFIX = '.npy'
 _ENCRYPTED = 0x1
@@ -28,12 +29,16 @@ _READ_HEADER = {
 }
 
 
-def load_npz(name: str, *, is_part: bool = False) -> dataset_lib.Dataset:
+def load_npz(
+    name: str, *, task: Optional[str] = None, is_part: bool = False
+) -> dataset_lib.Dataset:
   """Loads a dataset from an .npz file.
 
   Args:
     name: `npz:PATH`, or a path that ends in `.npz`; `series:PATH` if the
       samples are series.
+    task: What a model learns from the labels, a key of
+      `tff_bn.catalog.tasks.TASKS`. Default: found from the labels.
     is_part: Whether `y_train` may lack classes, see `create_dataset`.
 
   Returns:
@@ -65,15 +70,20 @@ def load_npz(name: str, *, is_part: bool = False) -> dataset_lib.Dataset:
     )
     for array in ('x_train', 'x_test'):
       headers[array] = _sample_header(source, array, headers[array], is_series)
-    arrays.check_headers(source, *headers.values())
+    labels.check_headers(
+        source,
+        task or labels.task_of_header(source, headers['y_train']),
+        *headers.values(),
+    )
 
     def read(array: str) -> np.ndarray:
       return _read(source, array, archive, members[array])
 
     # Labels take little time.
     y_train, y_test = read('y_train'), read('y_test')
-    num_classes = dataset_lib.count_classes(
-        source, y_train, y_test, is_part=is_part
+    task = task or labels.find_task(source, y_train)
+    num_classes = labels.count_classes(
+        source, task, y_train, y_test, is_part=is_part
     )
     x_train, x_test = read('x_train'), read('x_test')
   return dataset_lib.create_dataset(
@@ -83,6 +93,7 @@ def load_npz(name: str, *, is_part: bool = False) -> dataset_lib.Dataset:
       x_test,
       y_test,
       num_classes,
+      task=task,
       is_part=is_part,
       is_series=is_series,
   )

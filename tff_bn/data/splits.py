@@ -13,6 +13,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from tff_bn.catalog import datasets
+from tff_bn.catalog import tasks
 from tff_bn.catalog import value_types
 from tff_bn.catalog.options import OWN_NAME
 from tff_bn.catalog.options import Condition
@@ -327,16 +328,19 @@ class SplitTask(NamedTuple):
   """What a split divides.
 
   Attributes:
-    labels: The samples' classes, integers of shape `[n]`.
-    num_classes: The number of classes.
+    labels: The samples' classes, integers of shape `[n]`; for other tasks, the
+      labels as a `tff_bn.data.Dataset` stores them.
+    num_classes: The number of classes; None for a regression.
     num_clients: The number of clients.
     seed: The seed of all random choices.
+    task: The dataset's task, a key of `tff_bn.catalog.tasks.TASKS`.
   """
 
   labels: np.ndarray
-  num_classes: int
+  num_classes: Optional[int]
   num_clients: int
   seed: int
+  task: str = tasks.CLASSIFICATION
 
 
 # Draws the indices of each client, given the number of samples, the number of
@@ -357,10 +361,12 @@ class Split(Part):
     client: The noun for a client if the dataset determines the clients, such as
       'writer'. Then the function gets the dataset, the number of clients or
       None, and the seed, and returns a `FederatedData`.
+    needs_classes: Whether each sample must have exactly one class.
   """
 
   draw: Optional[Draw] = None
   client: Optional[str] = None
+  needs_classes: bool = False
 
 
 def _split_of_object(name: str, function: Any) -> Split:
@@ -377,8 +383,11 @@ def chosen_split(options: Any) -> str:
   """Returns the split of the training data, given all options."""
   if options.split is not None:
     return options.split
-  is_of_domains = datasets.has_domains(options.dataset)
-  return DOMAINS if is_of_domains else _SPLIT_OF_OTHERS
+  if datasets.has_domains(options.dataset):
+    return DOMAINS
+  task = getattr(options, 'task', None) or datasets.find(options.dataset).task
+  has_classes = task is None or tasks.has_sample_classes(task)
+  return _SPLIT_OF_CLASSES if has_classes else _SPLIT_OF_OTHERS
 
 
 def chosen_num_clients(options: Any) -> Optional[int]:
@@ -424,9 +433,12 @@ def _option(
   )
 
 
-# The split of datasets with domains, and of all others.
 DOMAINS = 'domains'
-_SPLIT_OF_OTHERS = 'classes'
+NATURAL = 'natural'
+# The default split of datasets without domains: if each sample has a class, and
+# otherwise.
+_SPLIT_OF_CLASSES = 'classes'
+_SPLIT_OF_OTHERS = 'iid'
 
 SAMPLES_PER_CLIENT = _option(
     'samples_per_client',
@@ -480,6 +492,7 @@ def _split_by_dirichlet(
     task: SplitTask, dirichlet_alpha: float, dirichlet_by: str
 ) -> list[np.ndarray]:
   if dirichlet_by == 'client':
+    assert task.num_classes is not None  # The split needs classes.
     return dirichlet.split_by_client_dirichlet(
         task.labels,
         task.num_classes,
@@ -515,6 +528,7 @@ SPLITS: Parts[Split] = Parts(
             task.seed,
         ),
         (CLASSES_PER_CLIENT,),
+        needs_classes=True,
     ),
     Split(
         'dirichlet',
@@ -522,6 +536,7 @@ SPLITS: Parts[Split] = Parts(
         ' --dirichlet_alpha, see --dirichlet_by',
         _split_by_dirichlet,
         (DIRICHLET_ALPHA, DIRICHLET_BY),
+        needs_classes=True,
     ),
     Split(
         'gamma',
@@ -531,6 +546,7 @@ SPLITS: Parts[Split] = Parts(
             task.labels, task.num_clients, gamma, task.seed
         ),
         (GAMMA,),
+        needs_classes=True,
     ),
     Split(
         DOMAINS,
@@ -548,7 +564,7 @@ SPLITS: Parts[Split] = Parts(
         (IMBALANCE,),
     ),
     Split(
-        'natural',
+        NATURAL,
         'each client is a writer of the dataset',
         'tff_bn.data.splitting:split_writers',
         client='writer',
@@ -566,7 +582,9 @@ SPLIT = Option(
     ),
     compute=chosen_split,
     default_text=(
-        f'{DOMAINS} for a dataset with domains, otherwise {_SPLIT_OF_OTHERS}'
+        f'{DOMAINS} for a dataset with domains, {_SPLIT_OF_CLASSES} for'
+        f' others whose samples have one class each, otherwise'
+        f' {_SPLIT_OF_OTHERS}'
     ),
     argument=OWN_NAME,
 )

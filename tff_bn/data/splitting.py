@@ -24,7 +24,9 @@ def split_dataset(
   """Splits a dataset over clients.
 
   `tff_bn.data.splits` documents each split of the training data. The test data
-  of each client has the label distribution of its training data. With `domains`
+  of each client has the label distribution of its training data; if samples
+  have no single class, it is drawn in proportion to the client's number of
+  training samples. With `domains`
   it is of the client's domain, with `natural` it is the writer's own.
 
   With `iid` and `samples_per_client`, clients share training samples, and they
@@ -54,7 +56,8 @@ def split_dataset(
     TypeError: If no split has such a parameter, or an argument has the wrong
       type.
     ValueError: If the split is unknown or can't be imported, a parameter is not
-      allowed, or the split does not suit the dataset.
+      allowed, or the split does not suit the dataset: some splits need one
+      class for each sample.
   """
   checks.check_type(
       'dataset',
@@ -79,6 +82,12 @@ def split_dataset(
     make = entry.load()
   except ValueError as error:
     raise ValueError(f'split={split}: {error}') from error
+  if entry.needs_classes and not dataset.has_classes:
+    raise ValueError(
+        f'split={split} needs one class for each sample, but'
+        f' dataset={dataset.name} has the task {dataset.task}; use split='
+        f'{" or split=".join(_splits_without_classes(dataset))}.'
+    )
   if entry.client is not None:
     return make(dataset, num_clients, seed)
   if num_clients is None:
@@ -97,20 +106,59 @@ def split_dataset(
         num_clients, len(dataset.y_train), f'training samples in {dataset.name}'
     )
     task = splits.SplitTask(
-        dataset.y_train, dataset.num_classes, num_clients, seed
+        dataset.y_train, dataset.num_classes, num_clients, seed, dataset.task
     )
     if splits.SPLITS.is_users(split):
       parts = _call_users(split, make, task, arguments)
     else:
       parts = make(task, **arguments)
+    train_classes, test_classes = _classes(dataset)
     test_parts = label_shares.split_in_proportion(
-        federated.label_counts(dataset, parts),
-        dataset.y_test,
+        _class_counts(train_classes, parts),
+        test_classes,
         seeding.generator(seeding.Stream.TEST_SETS, seed),
     )
   digits = len(str(num_clients - 1))
   client_ids = [f'client_{n:0{digits}}' for n in range(num_clients)]
   return _federated_data(dataset, client_ids, parts, test_parts)
+
+
+def _splits_without_classes(dataset: dataset_lib.Dataset) -> list[str]:
+  """Returns the splits that a dataset without classes of samples can have."""
+  impossible = set()
+  if dataset.domain_train is None:
+    impossible.add(splits.DOMAINS)
+  if dataset.writer_train is None:
+    impossible.add(splits.NATURAL)
+  return [
+      name
+      for name, entry in splits.SPLITS.items()
+      if not entry.needs_classes and name not in impossible
+  ]
+
+
+def _classes(dataset: dataset_lib.Dataset) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the classes of the training and of the test samples.
+
+  If the task has no class for each sample, all samples have the class 0: then
+  clients get test samples in proportion to their training samples.
+  """
+  if dataset.has_classes:
+    return dataset.y_train, dataset.y_test
+  return (
+      np.zeros(len(dataset.y_train), np.int32),
+      np.zeros(len(dataset.y_test), np.int32),
+  )
+
+
+def _class_counts(
+    classes: np.ndarray, parts: Sequence[np.ndarray]
+) -> np.ndarray:
+  """Counts the samples of each part and class."""
+  num_classes = int(classes.max()) + 1
+  return np.stack(
+      [np.bincount(classes[part], minlength=num_classes) for part in parts]
+  )
 
 
 def _call_users(
@@ -197,16 +245,17 @@ def split_domains(
       len(dataset.y_train),
       f'training samples in {dataset.name}',
   )
+  train_classes, test_classes = _classes(dataset)
   parts = splits.split_by_domain(
-      dataset.y_train, dataset.domain_train, num_domains, num_clients, seed
+      train_classes, dataset.domain_train, num_domains, num_clients, seed
   )
-  counts = federated.label_counts(dataset, parts)
+  counts = _class_counts(train_classes, parts)
   rng = seeding.generator(seeding.Stream.TEST_SETS, seed)
   by_domain = []
   for domain in range(num_domains):
     members = np.flatnonzero(dataset.domain_test == domain)
     dealt = label_shares.split_in_proportion(
-        counts[domain::num_domains], dataset.y_test[members], rng
+        counts[domain::num_domains], test_classes[members], rng
     )
     by_domain.append([members[indices] for indices in dealt])
   client_ids = [
