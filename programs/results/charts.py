@@ -183,9 +183,11 @@ def curves(
   log: Spec = dict(type='log', nice=False)
   y_scale: Spec = dict(zero=False)
   low, high = 'datum.mean - datum.deviation', 'datum.mean + datum.deviation'
-  if column.kind.range is not None:
-    smallest, largest = column.kind.range
-    low, high = f'max({smallest}, {low})', f'min({largest}, {high})'
+  smallest, largest = column.kind.range
+  if smallest is not None:
+    low = f'max({smallest}, {low})'
+  if largest is not None:
+    high = f'min({largest}, {high})'
   if column.kind.is_logarithmic:
     transform += [dict(filter='datum.mean > 0'), _join(smallest='min mean')]
     low, y_scale = f'max({low}, datum.smallest / 2)', log

@@ -38,4 +38,4 @@ def test_numbers_and_shares():
   assert mae.text(0.12345) == '0.123'
   assert tasks.kind('dice').text(0.12345) == '12.3'
   assert mae.higher_is_better is False and r2.higher_is_better
-  assert mae.range is None and r2.range == (-float('inf'), 1)
+  assert mae.range == (None, None) and r2.range == (None, 1)

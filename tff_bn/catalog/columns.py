@@ -7,7 +7,6 @@ see `of`; `tff_bn.catalog.tasks.METRICS` has the kinds of their numbers.
 
 from collections.abc import Iterable, Sequence
 import dataclasses
-import math
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +26,8 @@ class Kind:
     digits: The digits after the point in tables.
     axis_format: The format on the axis of a plot, as d3 writes it.
     is_logarithmic: Whether the axis of a plot is logarithmic.
-    range: The smallest and the largest possible number, where bands end.
+    range: The smallest and the largest possible number, where bands end; None:
+      there is none.
   """
 
   name: str
@@ -39,7 +39,7 @@ class Kind:
   digits: int = 2
   axis_format: str = '~g'
   is_logarithmic: bool = False
-  range: tuple[float, float] | None = None
+  range: tuple[float | None, float | None] = (None, None)
 
   @property
   def is_share(self) -> bool:
@@ -103,7 +103,7 @@ def number(
       is_averaged=True,
       higher_is_better=higher_is_better,
       digits=3,
-      range=None if largest is None else (-math.inf, largest),
+      range=(None, largest),
   )
 
 

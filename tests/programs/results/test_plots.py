@@ -544,6 +544,7 @@ def test_curves_of_several_metrics():
   found = plots.of_algorithms(runs, '')
   assert list(found) == ['mae', 'mae_by_exchanges', 'r2', 'loss']
   assert 'Loss (mean squared error)' in drawn.texts(found['loss'])
+  assert 'R²' in drawn.texts(found['r2'])  # It has no smallest value.
 
 
 def test_runs_with_several_losses_have_no_common_name():
