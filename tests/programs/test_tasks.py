@@ -1,6 +1,7 @@
 """Runs of other tasks than classification, from the data to the page."""
 
 import csv_rows
+import keras
 import numpy as np
 import pytest
 from sklearn import metrics as sklearn_metrics
@@ -52,6 +53,16 @@ def test_regression(tmp_path, capsys):
   assert '--task=binary cannot be changed' in capsys.readouterr().err
 
 
+def pixel_model(input_shape, num_outputs):
+  return keras.Sequential(
+      [
+          keras.Input(input_shape),
+          keras.layers.BatchNormalization(),
+          keras.layers.Conv2D(num_outputs, 1),
+      ]
+  )
+
+
 def test_segmentation(tmp_path, capsys):
   rng = np.random.default_rng(0)
   y = rng.integers(3, size=(24, 8, 8))
@@ -61,7 +72,11 @@ def test_segmentation(tmp_path, capsys):
   folder = tmp_path / 'compare'
   arguments = [
       *(f'--dataset={path}', '--split=iid', '--num_clients=2', '--seeds=0'),
-      *('--algorithms=fedavg,fedbn', '--model=unet', '--loss=dice'),
+      *(
+          '--algorithms=fedavg,fedbn',
+          f'--model={__name__}:pixel_model',
+          '--loss=dice',
+      ),
       *('--metrics=dice,accuracy', '--rounds=1', '--local_steps=1'),
       *('--batch_size=4', f'--output_dir={folder}'),
   ]
