@@ -241,7 +241,7 @@ ONE_HOT = np.eye(3)[GOOD['y_train']]
             (
                 {'y_train': ONE_HOT.astype(dtype)},
                 r'y_train has the dtype \w+ and the shape \(6, 3\) with a'
-                r' single 1 .*use np.argmax\(y_train, axis=1\)\. .*=multilabel.$',
+                r' single 1 .*np.argmax\(y_train, axis=1\)\. .*=multilabel.$',
             )
             for dtype in (bool, int, np.uint8, float)
         ),
