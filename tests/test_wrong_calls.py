@@ -112,9 +112,9 @@ data.with_flipped_labels(federated, 1.5)
 models.build_model_fn('small_cnn', 8, 10)
     TypeError: .*such as \(28, 28, 1\), but is a int
 models.build_model_fn('small_cnn', (8, 8, 1), 'ten')
-    TypeError: num_classes must be a whole number
+    TypeError: num_outputs must be a whole number
 models.build_model_fn('small_cnn', (8, 8, 1), 0)
-    ValueError: num_classes=0 must be a whole number, at least 1
+    ValueError: num_outputs=0 must be a whole number, at least 1
 models.build_model_fn(None, (8, 8, 1), 10)
     TypeError: name must be the name of a model
 models.build_model_fn('mlp3', (None,), 3)

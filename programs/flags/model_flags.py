@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tff_bn.catalog import models
 from tff_bn.catalog import tasks
 from tff_bn.programs.cli import flag_groups
+from tff_bn.programs.cli import parsers
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 
 if TYPE_CHECKING:
@@ -50,9 +51,13 @@ class ModelFlags(flag_groups.base_class(*models.OPTIONS)):  # type: ignore[misc]
     from tff_bn.models import building
     from tff_bn.models import initial_model
 
-    build, name = building.build_model_fn, self.model
+    build: Callable[..., Any] = building.build_model_fn
+    name = self.model
     if self.initial_model is not None:
       build, name = initial_model.initial_model_fn, self.initial_model
-    return build(
-        name, input_shape, num_outputs, task=task, **self.arguments(ModelFlags)
-    )
+    arguments = self.arguments(ModelFlags)
+    try:
+      return build(name, input_shape, num_outputs, task=task, **arguments)
+    except ValueError as error:
+      # Not every program that builds models defines their flags.
+      raise ValueError(parsers.name_flags(str(error), self.specs())) from error

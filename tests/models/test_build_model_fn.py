@@ -114,6 +114,20 @@ def series_without_input(input_shape, num_classes):
 def layer(input_shape, num_classes):
   return keras.layers.Dense(num_classes)
 
+def softplus(input_shape, num_classes):
+  model = dense(input_shape, num_classes)
+  model.layers[-1].activation = keras.activations.softplus
+  return model
+
+def pixels(input_shape, num_classes):
+  return keras.Sequential([
+      keras.Input(input_shape), keras.layers.Conv2D(num_classes, 1)
+  ])
+
+def softmax_of_pixels(input_shape, num_classes):
+  model = pixels(input_shape, num_classes)
+  return keras.Sequential([model, keras.layers.Lambda(keras.ops.softmax)])
+
 def fails(input_shape, num_classes):
   raise RuntimeError('no such\\nluck')
 
@@ -329,8 +343,8 @@ class TestUserModel:
           ('user_models:too_few', r'failed \(TypeError: '),
           (
               'user_models:one_more_class',
-              r'shape \(11,\) for each sample; it must have the shape \(10,\) for'
-              ' task=classification, one logit for each class',
+              r'shape \(11,\) for each sample; it must have the shape \(10,\)'
+              ' for task=classification, one logit for each class',
           ),
           ('user_models:frozen', 'has no trainable variables'),
           ('user_models:softmax', 'probabilities, .*; remove the softmax'),
@@ -366,3 +380,81 @@ class TestUserModel:
       with pytest.raises(ValueError, match=wrong) as error:
         models.build_model_fn(f'user_models:{wrong}', shape, 10)
       assert 'series:PATH' not in str(error.value)
+
+
+class TestTasks:
+
+  @pytest.mark.parametrize(
+      ('name', 'task', 'num_outputs'),
+      [
+          ('dense', 'binary', 1),
+          ('dense', 'multilabel', 4),
+          # Targets may be shares, or positive.
+          ('softmax', 'regression', 3),
+          ('sigmoid', 'regression', 1),
+          ('softplus', 'regression', 2),
+          ('pixels', 'segmentation', 3),
+      ],
+  )
+  def test_models_of_users(self, name, task, num_outputs):
+    model = models.build_model_fn(
+        f'user_models:{name}', (4, 5, 1), num_outputs, task=task
+    )()
+    shape = (4, 5, 3) if task == 'segmentation' else (num_outputs,)
+    assert model.output_shape == (None, *shape)
+
+  @pytest.mark.parametrize(
+      ('name', 'task', 'num_outputs', 'message'),
+      [
+          ('sigmoid', 'binary', 1, 'ends in a sigmoid'),
+          ('softmax', 'multilabel', 3, 'ends in a softmax'),
+          ('softmax_of_pixels', 'segmentation', 3, 'are probabilities'),
+          (
+              'dense',
+              'segmentation',
+              2,
+              r'\(2,\) for each sample; it must have the shape \(4, 5, 2\) for'
+              ' task=segmentation, one logit for each class',
+          ),
+          ('pixels', 'regression', 2, r'\(4, 5, 2\) .* \(2,\) for task=regr'),
+      ],
+  )
+  def test_other_outputs(self, name, task, num_outputs, message):
+    name = f'user_models:{name}'
+    with pytest.raises(ValueError, match=f'model={name}: .*{message}'):
+      models.build_model_fn(name, (4, 5, 1), num_outputs, task=task)
+
+  @pytest.mark.parametrize('task', ['binary', 'multilabel', 'regression'])
+  def test_models_of_the_catalog(self, task):
+    model = models.build_model_fn('mlp3', (4,), 1, task=task)()
+    assert model.output_shape == (None, 1)
+
+
+class TestFrozenLayers:
+
+  def test_frozen_layers(self):
+    model = models.build_model_fn('mlp3', (4,), 3, frozen_layers='hid.*|norm')()
+    trained = [x.name for x in model.layers if x.trainable_weights]
+    assert trained == ['logits']
+
+  def test_of_a_users_model(self):
+    with pytest.raises(
+        ValueError,
+        match='frozen_layers=dense.* is impossible with model=user_models:sub'
+        'classed: .*no trainable weight',
+    ):
+      models.build_model_fn(
+          'user_models:subclassed', (4,), 3, frozen_layers='dense.*'
+      )
+
+  def test_no_such_layer(self):
+    with pytest.raises(
+        ValueError,
+        match='frozen_layers=backbone is impossible with model=mlp3: .* no'
+        " layer with weights; the model 'mlp3' has hidden, norm, logits.",
+    ):
+      models.build_model_fn('mlp3', (4,), 3, frozen_layers='backbone')
+
+  def test_no_regular_expression(self):
+    with pytest.raises(ValueError, match=r"frozen_layers='\(' is no regular"):
+      models.build_model_fn('mlp3', (4,), 3, frozen_layers='(')

@@ -62,7 +62,11 @@ def test_other_samples(shape):
 
 @pytest.mark.usefixtures('in_process_runtime')
 @pytest.mark.parametrize(
-    ('name', 'shape'), [('conv1d', (9, 3)), ('tabular', (6,))]
+    ('name', 'shape'),
+    [
+        ('conv1d', (9, 3)),
+        pytest.param('tabular', (6,), marks=pytest.mark.slow),
+    ],
 )
 def test_fedtan_is_a_step_on_the_union(name, shape):
   keras.utils.set_random_seed(0)

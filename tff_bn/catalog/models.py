@@ -1,6 +1,6 @@
 """Models, their normalizations, and the options of both."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 import functools
 import os
@@ -49,8 +49,8 @@ class Model(Part):
   logits, or plain numbers for a regression.
 
   Attributes:
-    samples: The kind of samples that it takes, a key of `AXES`. None: samples
-      of any shape.
+    samples: The kind of samples that it takes, a key of `AXES`. Default:
+      images if `smallest` is given, otherwise samples of any shape (None).
     smallest: The smallest height and width of its images.
     outputs: The form of its output, a key of `OUTPUTS`. For a user's model, its
       actual output counts.
@@ -61,6 +61,10 @@ class Model(Part):
   smallest: int = 1
   outputs: str = VECTOR
   has_residual_blocks: bool = False
+
+  def __post_init__(self):
+    if self.smallest > 1 and self.samples is None:
+      object.__setattr__(self, 'samples', IMAGES)
 
   def describe_samples(self) -> str:
     """Returns the samples that it takes, in words."""
@@ -103,7 +107,6 @@ MODELS: Parts[Model] = Parts(
         'small_cnn',
         '3 convolutions of 16, 32 and 32 channels; for small images',
         f'{_ROOM}.convolutional:build_small_cnn',
-        samples=IMAGES,
         smallest=4,
     ),
     Model(
@@ -116,7 +119,6 @@ MODELS: Parts[Model] = Parts(
         '3 convolutions of 64, 64 and 128 channels and 3 dense layers (FedBN,'
         ' table 3)',
         f'{_ROOM}.convolutional:build_digits_cnn',
-        samples=IMAGES,
         smallest=4,
     ),
     Model(
@@ -124,14 +126,12 @@ MODELS: Parts[Model] = Parts(
         '4 convolutions of 64, 64, 128 and 128 channels, BN after ReLU, dropout'
         ' and 2 dense layers (FBN, table 1)',
         f'{_ROOM}.convolutional:build_fbn_cnn',
-        samples=IMAGES,
         smallest=4,
     ),
     Model(
         'resnet20',
         'ResNet-20 with 16, 32 and 64 channels (FedTAN)',
         f'{_ROOM}.resnet20:build_resnet20',
-        samples=IMAGES,
         smallest=4,
         has_residual_blocks=True,
     ),
@@ -144,28 +144,24 @@ MODELS: Parts[Model] = Parts(
         'vgg9',
         '6 convolutions of 32 to 256 channels and 3 dense layers (FedPAN)',
         f'{_ROOM}.convolutional:build_vgg9',
-        samples=IMAGES,
         smallest=4,
     ),
     Model(
         'vgg11',
         '8 convolutions of 64 to 512 channels and 1 dense layer (FedPAN)',
         f'{_ROOM}.convolutional:build_vgg11',
-        samples=IMAGES,
         smallest=4,
     ),
     Model(
         'vgg13',
         '10 convolutions of 64 to 512 channels, 1 dense layer (FedPAN)',
         f'{_ROOM}.convolutional:build_vgg13',
-        samples=IMAGES,
         smallest=4,
     ),
     Model(
         'resnet20_wide',
         'ResNet-20 with 64, 128 and 256 channels (FedPAN)',
         f'{_ROOM}.resnet20:build_resnet20_wide',
-        samples=IMAGES,
         smallest=4,
         has_residual_blocks=True,
     ),
@@ -180,7 +176,6 @@ MODELS: Parts[Model] = Parts(
         'AlexNet: 5 convolutions of 64 to 384 channels and 3 dense layers'
         ' (FedBN, table 9)',
         f'{_ROOM}.convolutional:build_alexnet_bn',
-        samples=IMAGES,
         smallest=95,
     ),
     Model(
@@ -204,7 +199,6 @@ MODELS: Parts[Model] = Parts(
         'unet',
         'U-Net with 16, 32 and 64 channels; for segmentation',
         f'{_ROOM}.unet:build_unet',
-        samples=IMAGES,
         smallest=4,
         outputs=MAP,
     ),
@@ -212,14 +206,12 @@ MODELS: Parts[Model] = Parts(
         'mobilenet_v2',
         'MobileNetV2 of keras.applications with a new last layer',
         f'{_ROOM}.applications:build_mobilenet_v2',
-        samples=IMAGES,
         smallest=32,
     ),
     Model(
         'resnet50',
         'ResNet-50 of keras.applications with a new last layer',
         f'{_ROOM}.applications:build_resnet50',
-        samples=IMAGES,
         smallest=32,
     ),
     of_object=_model_of_object,
@@ -475,10 +467,10 @@ INITIAL_MODEL_SHA256 = Option(
 FROZEN_LAYERS = Option(
     'frozen_layers',
     value_types.REGULAR_EXPRESSION,
-    'Layers whose weights stay as they are: a regular expression for whole names'
+    'Layers whose weights are not trained: a regular expression for whole names'
     ' of layers, or paths such as backbone/conv1 in nested models. Their batch'
-    ' normalization uses its running statistics. Clients neither train nor send'
-    ' these weights',
+    ' normalization uses its running statistics. Clients do not send these'
+    ' weights',
     default_text='none',
     argument=OWN_NAME,
 )

@@ -164,7 +164,7 @@ def build_vgg(
   Args:
     name: `'vgg9'`, `'vgg11'` or `'vgg13'`.
     input_shape: Height, width and channels of the images; at least 4x4 pixels.
-    num_outputs: Number of classes.
+    num_outputs: The number of outputs.
     normalization: The normalization after each convolution and hidden dense
       layer, before the ReLU. The paper's networks have none by default.
 

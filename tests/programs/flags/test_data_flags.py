@@ -164,8 +164,7 @@ def test_errors_name_the_flags(tmp_path, capsys):
       ),
       (
           [vectors],
-          'but the samples have the shape (5,); use --model=mlp3, which takes'
-          ' samples of any shape.',
+          'but the samples have the shape (5,); use --model=tabular, mlp3, ',
       ),
       (
           [vectors, '--model=mlp3', '--pixel_scaling=symmetric'],

@@ -1,7 +1,9 @@
 """Tests for flags that are checked against one another."""
 
 import dataclasses
+import hashlib
 import re
+import zipfile
 
 from absl import flags as absl_flags
 import flag_cases
@@ -323,6 +325,66 @@ def test_contradiction_in_a_flagfile(flags, arguments, message, tmp_path):
     _resolve(f'--flagfile={path}', *arguments)
 
 
+class TestInitialModel:
+
+  @pytest.fixture
+  def path(self, tmp_path):
+    """A file that looks like one of Keras until it is loaded."""
+    path = tmp_path / 'model.keras'
+    with zipfile.ZipFile(path, 'w') as archive:
+      archive.writestr('config.json', '{}')
+    return path
+
+  @pytest.mark.parametrize(
+      'other',
+      [
+          *('model=mlp3', 'normalization=layer', 'precision=mixed_bfloat16'),
+          *('pan=add', 'pan_period=2.0', 'moon_projection=8'),
+      ],
+  )
+  def test_excludes_what_builds_a_model(self, other, path, tmp_path):
+    with pytest.raises(
+        ValueError,
+        match=f'--{other} has no effect with --initial_model={path}',
+    ):
+      _resolve(f'--initial_model={path}', f'--{other}')
+    # The command line overrules a flagfile.
+    flagfile = tmp_path / 'flags'
+    flagfile.write_text(f'--{other}\n')
+    given = f'--flagfile={flagfile}', f'--initial_model={path}'
+    if other == 'pan_period=2.0':
+      return
+    resolved = _resolve(*given)
+    assert getattr(resolved, other.partition('=')[0]) is None
+    assert resolved.pan_amplitude is None
+
+  def test_overruled_personal_encodings(self, path, tmp_path):
+    flagfile = tmp_path / 'flags'
+    flagfile.write_text('--pan=add\n--pan_personal_share=0.5\n')
+    resolved = _resolve(f'--flagfile={flagfile}', f'--initial_model={path}')
+    assert resolved.pan_personal_share is None
+    assert not settings.has_client_models(resolved)
+
+  def test_absolute_path_and_checksum(self, path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    resolved = _resolve('--initial_model=model.keras', '--frozen_layers=a.*')
+    assert resolved.initial_model == str(path)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert resolved.initial_model_sha256 == sha256
+    assert resolved.frozen_layers == 'a.*'
+    assert resolved.model is None and resolved.normalization is None
+    assert settings.trust_flag(resolved)
+    # A new content has a new checksum.
+    path.write_bytes(path.read_bytes() + b' ')
+    again = _resolve(f'--initial_model={path}')
+    assert again.initial_model_sha256 != sha256
+
+  def test_a_new_model_has_no_file(self):
+    resolved = _resolve('--model=mlp3')
+    assert resolved.initial_model is resolved.initial_model_sha256 is None
+    assert not settings.trust_flag(resolved)
+
+
 # Flags that are impossible together, and a part of the error.
 _CONTRADICTIONS = """
 --split=iid --classes_per_client=2
@@ -340,6 +402,10 @@ _CONTRADICTIONS = """
     --fbn_backward=mean and --precision=mixed_float16 exclude each other with
 --dirichlet_by=client
     --dirichlet_by=client is only for --split=dirichlet
+--initial_model_sha256=0000000000000000000000000000000000000000000000000000000000000000
+    has no effect without --initial_model
+--initial_model=no/such.keras
+    --initial_model=no/such.keras: there is no such file.
 --held_out_prior=4
     --held_out_prior=4.0 has no effect without --held_out_clients
 --num_clients=2 --held_out_clients=client_1,client_0
