@@ -59,7 +59,7 @@ def test_users_functions():
 )
 def test_wrong_losses_of_users(name, message):
   name = f'{__name__}:{name}'
-  with pytest.raises(ValueError) as error:
+  with pytest.raises(ValueError, match=f'^loss={name}') as error:
     objectives.loss_fn(tasks.REGRESSION, name)
   assert str(error.value) == message.format(name)
 
