@@ -93,9 +93,9 @@ class FinalModels:
 def describe(dataset: dataset_lib.Dataset) -> dict[str, Any]:
   """Returns the manifest's entries about the training data.
 
-  These are the task, the number of the models' outputs, the names of the classes
-  in the order of the outputs, the number by which the original values were
-  divided, and the scaling after that.
+  These are the task, the number of outputs of the models, the names of the
+  classes in the order of the outputs, the number by which the original values
+  were divided, and the scaling after that.
   """
   description: dict[str, Any] = dict(
       task=dataset.task,
