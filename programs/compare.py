@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Optional
 
 from absl import flags as absl_flags
 
+from tff_bn.catalog import tasks
 from tff_bn.common import files
 from tff_bn.common import progress
 from tff_bn.imports import dependencies
@@ -375,15 +376,21 @@ def _write_results(
   first = comparison.runs[0].settings
   data = builder.data(first)
   title = jobs.describe_data(first, data, comparison.varied_flags)
+  runs = [
+      dataclasses.replace(
+          run, loss=tasks.loss_of(data.task, trained.settings.loss).word
+      )
+      for run, trained in zip(results.runs, comparison.runs)
+  ]
   labels_title = (
       f'{jobs.describe_data(first, data)}\n{comparison.runs[0].title}'
   )
   drawn = plots.label_distribution(data, labels_title)
   if names == [axes_lib.ALGORITHM]:
-    drawn |= plots.of_algorithms(results.runs, title)
+    drawn |= plots.of_algorithms(runs, title)
   elif planned.show is None:
     drawn |= plots.of_sweep(
-        results.runs,
+        runs,
         results.table,
         results.num_averaged,
         comparison.axes,
@@ -403,26 +410,27 @@ def _write_results(
           for run in comparison.runs
       ],
   )
+  tests, test_notes = held_out.of_runs(
+      [
+          (run.name, folders[trained.folder])
+          for run, trained in zip(runs, comparison.runs)
+      ],
+      held_out.ALGORITHM,
+  )
   html_report.write(
       folder,
       html_report.Page(
-          title=f'Comparison of {html_report.name_algorithms(results.runs)}',
+          title=f'Comparison of {html_report.name_algorithms(runs)}',
           program=PROGRAM.name,
           flags=planned.texts,
-          runs=results.runs,
+          runs=runs,
           folders=[folders[run.folder] for run in comparison.runs],
           num_averaged=results.num_averaged,
           varied=names,
           data=data,
           data_title=title or jobs.describe_data(first, data),
-          held_out=held_out.of_runs(
-              [
-                  (run.name, folders[trained.folder])
-                  for run, trained in zip(results.runs, comparison.runs)
-              ],
-              held_out.ALGORITHM,
-          ),
-          held_out_notes=held_out.notes(held_out.ALGORITHM),
+          held_out=tests,
+          held_out_notes=test_notes,
       ),
   )
   _print_files(planned, folder)

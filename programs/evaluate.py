@@ -74,6 +74,11 @@ def read_request(flags: command_line.ParsedFlags) -> Request:
         f'{flags.text("pixel_scaling")} cannot be changed after the training;'
         " the run's scaling is used for all data."
     )
+  if flags.is_given('task'):
+    raise ValueError(
+        f'{flags.text("task")} cannot be changed after the training; the run'
+        ' decides the task.'
+    )
   given: dict[str, str] = {}
   for name in ('reestimate_statistics', *data_flags.DataFlags.specs()):
     if flags.export_client is not None:
@@ -170,9 +175,13 @@ def evaluate(
           f'--reestimate_statistics has no effect: the model of --run={run} has'
           ' no batch normalization.'
       )
+    evaluation_file.check(path, model_evaluation.numbers(model))
     settings, dataset = model_evaluation.as_domains(
         settings,
-        settings.load(model_evaluation.class_names(saved)),
+        # Other labels, such as 0 and 1, could be of another task.
+        settings.replaced(task=saved.manifest['task']).load(
+            model_evaluation.class_names(saved)
+        ),
         client,
     )
     data = model_evaluation.scale_as_in_training(
@@ -259,7 +268,8 @@ def _export(
       run / run_folder.MODEL, saved.manifest, settings.parsed_image_size
   )
   if code:
-    print('To predict the classes of samples x with such a model:')
+    what = 'targets' if saved.manifest['num_classes'] is None else 'classes'
+    print(f'To predict the {what} of samples x with such a model:')
     print('\n'.join(f'  {line}' for line in code))
 
 

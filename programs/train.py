@@ -9,6 +9,7 @@ from typing import Optional
 from absl import flags as absl_flags
 
 from tff_bn.catalog import algorithms
+from tff_bn.catalog import tasks
 from tff_bn.imports import dependencies
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.cli import flag_groups
@@ -137,6 +138,7 @@ def _train_and_plot(
       settings.seed,
       report.read_rows(folder),
       has_client_models=settings_lib.has_client_models(settings),
+      loss=tasks.loss_of(job.data.task, settings.loss).word,
   )
   data_title = jobs.describe_data(settings, job.data)
   title = f'{settings.algorithm}: {data_title}'
@@ -147,6 +149,7 @@ def _train_and_plot(
           **plots.label_distribution(job.data, f'{title}, seed {run.seed}'),
       },
   )
+  tests, test_notes = held_out.of_runs([('', folder)], held_out.CLIENT)
   html_report.write(
       folder,
       html_report.Page(
@@ -159,8 +162,8 @@ def _train_and_plot(
           varied=[report.ALGORITHM],
           data=job.data,
           data_title=data_title,
-          held_out=held_out.of_runs([('', folder)], held_out.CLIENT),
-          held_out_notes=held_out.notes(held_out.CLIENT),
+          held_out=tests,
+          held_out_notes=test_notes,
       ),
   )
 

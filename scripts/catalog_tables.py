@@ -14,6 +14,7 @@ from tff_bn.catalog import datasets
 from tff_bn.catalog import models
 from tff_bn.catalog import parts
 from tff_bn.catalog import rules
+from tff_bn.catalog import tasks
 from tff_bn.data import splits
 from tff_bn.programs.cli import parsers
 from tff_bn.programs.results import tables as tables_lib
@@ -30,7 +31,7 @@ Cells = list[list[str]]
 
 def _columns() -> Cells:
   cells = [['column', 'title in the table', 'value', 'meaning']]
-  for column in columns.COLUMNS:
+  for column in columns.of([tasks.kind('accuracy')]):
     cells.append(
         [
             f'`{column.name}`',
@@ -95,6 +96,33 @@ def _models() -> Cells:
   return cells
 
 
+def _tasks() -> Cells:
+  cells = [
+      ['`--task`', 'labels and output', '`--loss` by default', '`--metrics`']
+  ]
+  for name, task in tasks.TASKS.items():
+    metrics = ', '.join(f'`{metric}`' for metric in task.metrics)
+    cells.append([f'`{name}`', task.description, f'`{task.loss}`', metrics])
+  return cells
+
+
+def _losses() -> Cells:
+  return [['`--loss`', 'what it is', 'tasks']] + [
+      [f'`{name}`', _described(loss), ', '.join(loss.tasks)]
+      for name, loss in tasks.LOSSES.items()
+  ]
+
+
+def _metrics() -> Cells:
+  cells = [['`--metrics`', 'what it is', 'better', 'tasks']]
+  for name, metric in tasks.METRICS.items():
+    better = 'higher' if tasks.kind(name).higher_is_better else 'lower'
+    cells.append(
+        [f'`{name}`', _described(metric), better, ', '.join(metric.tasks)]
+    )
+  return cells
+
+
 def _normalizations() -> Cells:
   cells = [
       ['`--normalization`', 'what it does', 'sent besides kernels and biases']
@@ -148,6 +176,9 @@ TABLES: dict[str, Callable[[], Cells]] = {
     'models': _models,
     'normalizations': _normalizations,
     'columns': _columns,
+    'tasks': _tasks,
+    'losses': _losses,
+    'metrics': _metrics,
     'rules': _rules,
     'wrappers': _wrappers,
     'attacks': _attacks,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Optional
 from absl import logging
 
 from tff_bn.catalog import datasets
+from tff_bn.catalog import tasks
 from tff_bn.common import progress
 from tff_bn.common import spelling
 from tff_bn.data import scaling
@@ -80,6 +81,7 @@ _OPTIONS = flag_groups.base_class(
     ),
     dataclasses.replace(datasets.DATA_DIR, convert=_absolute),
     datasets.IMAGE_SIZE,
+    tasks.TASK,
     scaling.PIXEL_SCALING,
     datasets.TRAIN_SHARE,
     datasets.SAMPLES_PER_DOMAIN,
@@ -126,12 +128,20 @@ class DataFlags(_OPTIONS):  # type: ignore[misc, valid-type]
     """
     from tff_bn import data
 
+    # Without it, the labels decide.
+    chosen = {} if self.task is None else dict(task=self.task)
     with _saying_what_is_loaded(self.dataset):
       dataset = data.load_dataset(
           self.dataset,
           data_dir=self.data_dir,
           image_size=self.parsed_image_size,
           class_names=class_names,
+          **chosen,
+      )
+    if self.task is None and dataset.task != tasks.CLASSIFICATION:
+      progress.say(
+          f'The labels are {tasks.TASKS[dataset.task].labels}:'
+          f' --task={dataset.task}.'
       )
     _say_missing_classes(dataset)
     if self.pixel_scaling is None and scaling.has_unscaled_floats(dataset):

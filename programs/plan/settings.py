@@ -24,6 +24,7 @@ from tff_bn.programs.flags import algorithm_flags
 from tff_bn.programs.flags import data_flags
 from tff_bn.programs.flags import held_out_flags
 from tff_bn.programs.flags import model_flags
+from tff_bn.programs.flags import objective_flags
 from tff_bn.programs.flags import robustness_flags
 from tff_bn.programs.flags import run_flags
 from tff_bn.programs.flags import training_flags
@@ -37,6 +38,7 @@ class RunSettings(
     run_flags.RunFlags,
     training_flags.ServerFlags,
     training_flags.TrainingFlags,
+    objective_flags.ObjectiveFlags,
     model_flags.ModelFlags,
     held_out_flags.HeldOutFlags,
     data_flags.DataFlags,
@@ -69,6 +71,7 @@ def define_shared_flags(
       data_flags.DataFlags.define(values),
       held_out_flags.HeldOutFlags.define(values),
       model_flags.ModelFlags.define(values),
+      objective_flags.ObjectiveFlags.define(values),
       training_flags.TrainingFlags.define(values),
       training_flags.ServerFlags.define(values),
       robustness_flags.RobustnessFlags.define(values),
@@ -107,6 +110,7 @@ def _check(flags: ParsedFlags) -> None:
       held_out_flags.HeldOutFlags,
       training_flags.ServerFlags,
       model_flags.ModelFlags,
+      objective_flags.ObjectiveFlags,
   ):
     group.check(flags)
   algorithms = _algorithms(flags)

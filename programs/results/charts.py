@@ -13,6 +13,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from tff_bn.catalog import columns
+from tff_bn.catalog import tasks
 from tff_bn.common import files
 from tff_bn.programs.results import curve_points
 from tff_bn.programs.results import line_styles
@@ -182,9 +183,11 @@ def curves(
   log: Spec = dict(type='log', nice=False)
   y_scale: Spec = dict(zero=False)
   low, high = 'datum.mean - datum.deviation', 'datum.mean + datum.deviation'
-  if column.kind.range is not None:
-    smallest, largest = column.kind.range
-    low, high = f'max({smallest}, {low})', f'min({largest}, {high})'
+  smallest, largest = column.kind.range
+  if smallest is not None:
+    low = f'max({smallest}, {low})'
+  if largest is not None:
+    high = f'min({largest}, {high})'
   if column.kind.is_logarithmic:
     transform += [dict(filter='datum.mean > 0'), _join(smallest='min mean')]
     low, y_scale = f'max({low}, datum.smallest / 2)', log
@@ -301,22 +304,24 @@ def _style(attribute: str, lines: Styles) -> Spec:
   return _name('name', None, scale=dict(domain=list(lines), range=values))
 
 
-def client_accuracies(lines: Styles) -> Spec:
-  """Draws the accuracies of the clients of each line, and their quartiles."""
-  percent = dict(format='%', tickCount=5)
+def client_metrics(lines: Styles, kind: columns.Kind) -> Spec:
+  """Draws a metric of the clients of each line, and its quartiles.
+
+  Its data have the numbers in a field with the name of the metric.
+  """
+  ticks = dict(format='%' if kind.is_share else '~g', tickCount=5)
+  number_format = '.2%' if kind.is_share else '.4~f'
   tooltip = [
       _name('name', 'Line'),
       _name('client', 'Client'),
       _name('seed', 'Seed'),
-      _number('accuracy', 'Accuracy', format='.2%'),
+      _number(kind.name, kind.title, format=number_format),
   ]
   box = dict(extent='min-max', size=16, box=dict(opacity=0.4), ticks=False)
   return dict(
       height=30 * len(lines),
       encoding=dict(
-          x=_number(
-              'accuracy', 'Accuracy', axis=percent, scale=dict(zero=False)
-          ),
+          x=_number(kind.name, kind.title, axis=ticks, scale=dict(zero=False)),
           y=_name('name', None, sort=list(lines), axis=dict(labelLimit=150)),
           color=_style('color', lines),
       ),
@@ -329,10 +334,11 @@ def client_accuracies(lines: Styles) -> Spec:
 
 def label_values(data: 'federated.FederatedData') -> list[Spec]:
   """Returns the data of `labels`: counts of the first `MAX_CLIENTS` clients."""
+  names = column_names(data)
   return [
       {
           'client': client_id,
-          'label': data.class_names[label] if data.class_names else label,
+          'label': names[label] if names else label,
           'count': count,
       }
       for client_id, row in zip(
@@ -342,15 +348,29 @@ def label_values(data: 'federated.FederatedData') -> list[Spec]:
   ]
 
 
-def labels(num_clients: int, num_names: int, has_numbers: bool = False) -> Spec:
+def column_names(data: 'federated.FederatedData') -> Sequence[str]:
+  """Returns the names of the counted labels; none for classes with numbers."""
+  if data.task == tasks.REGRESSION:
+    return data.label_names
+  return data.class_names
+
+
+def labels(
+    num_clients: int,
+    num_names: int,
+    column: str = 'class',
+    has_numbers: bool = False,
+) -> Spec:
   """Draws `label_values`: the number of examples of each class and client.
 
   Args:
     num_clients: The number of clients.
     num_names: The number of classes with names. Up to 40 names are all shown.
+    column: The title of a column.
     has_numbers: Whether the cells have numbers.
   """
   shown = min(num_clients, MAX_CLIENTS)
+  title = column.capitalize()
   class_labels = dict(
       labelAngle=-90 if num_names else 0,
       labelLimit=150,
@@ -360,7 +380,7 @@ def labels(num_clients: int, num_names: int, has_numbers: bool = False) -> Spec:
   is_dark = 'datum.count > 0.6 * datum.highest'
   tooltip = [
       _name('client', 'Client'),
-      _name('label', 'Class'),
+      _name('label', title),
       _number('count', 'Examples'),
   ]
   color = _number(
@@ -373,7 +393,7 @@ def labels(num_clients: int, num_names: int, has_numbers: bool = False) -> Spec:
       height=shown * min(22, max(3, 600 / shown)),
       transform=[_join(highest='max count')],
       encoding=dict(
-          x=_name('label', 'Class', sort=None, axis=class_labels),
+          x=_name('label', title, sort=None, axis=class_labels),
           y=_name('client', 'Client', sort=None, axis=client_labels),
       ),
       layer=[
@@ -383,15 +403,23 @@ def labels(num_clients: int, num_names: int, has_numbers: bool = False) -> Spec:
   )
 
 
-def heat_map(row_title: str, column_title: str, label_angle: int) -> Spec:
+def heat_map(
+    row_title: str, column_title: str, label_angle: int, kind: columns.Kind
+) -> Spec:
   """Draws a heat map with numbers in its cells.
 
-  Its data have a `row`, a `column` and a `value`, which may be None.
-  `label_angle` turns the labels of the columns.
+  Its data have a `row`, a `column` and a `value` of a kind, times its factor,
+  which may be None. Better cells are lighter. `label_angle` turns the labels of
+  the columns.
   """
-  scale = dict(scheme='viridis', zero=False)
-  # The upper half of the colors is light.
-  is_dark = 'datum.value < (datum.lowest + datum.highest) / 2'
+  scale: Spec = dict(scheme='viridis', zero=False)
+  # The better half of the colors is light.
+  middle = '(datum.lowest + datum.highest) / 2'
+  is_dark = f'datum.value < {middle}'
+  if not kind.higher_is_better:
+    scale['reverse'] = True
+    is_dark = f'datum.value > {middle}'
+  digits = kind.digits
   column_labels = dict(labelAngle=label_angle, labelLimit=200)
   return dict(
       width=dict(step=46),
@@ -404,7 +432,7 @@ def heat_map(row_title: str, column_title: str, label_angle: int) -> Spec:
       ),
       layer=[
           _layer('rect', color=_number('value', None, scale=scale)),
-          _numbers('value', '.1f', is_dark, '0.0'),
+          _numbers('value', f'.{digits}f', is_dark, f'{0:.{digits}f}'),
       ],
   )
 

@@ -27,7 +27,7 @@ def columns_of(runs: _Runs) -> list[columns.Column]:
   """Returns the columns with curves that a run has."""
   return [
       column
-      for column in columns.by_kind()
+      for column in columns.by_kind(report.columns_of(runs))
       if column.kind.is_averaged
       and any(column.name in row for run in runs for row in run.rows)
   ]
@@ -58,7 +58,9 @@ def values(
     standard deviation over the seeds (0 for one value): `test_loss` and
     `test_loss_deviation`. Values that are not finite are left out.
   """
-  shown = [*columns.costs(), *columns.averaged()]
+  all_runs = [run for runs in groups.values() for run in runs]
+  measured = columns.averaged(report.columns_of(all_runs))
+  shown = [*columns.costs(), *measured]
   names = [column.name for column in shown]
   points = []
   for name, runs in groups.items():
@@ -96,7 +98,7 @@ def _rounded(value: float) -> float:
 def title(column: columns.Column, runs: _Runs) -> str:
   """Returns the title of a chart: the quantity, the model and the data."""
   measured = measures.name(column.name, report.have_client_models(runs))
-  return f'{column.kind.name.capitalize()}: {measured}'
+  return f'{column.kind.heading}: {measured}'
 
 
 def band_note(runs: _Runs) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import csv
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 import re
@@ -16,6 +17,8 @@ import jinja2
 import numpy as np
 import pandas as pd
 
+from tff_bn.catalog import columns
+from tff_bn.catalog import tasks
 from tff_bn.common import files
 from tff_bn.imports import versions
 from tff_bn.programs.results import charts
@@ -43,6 +46,8 @@ _FACTS = {
     'initial_model': 'Initial model',
     'frozen_layers': 'Frozen layers',
     'normalization': 'Normalization',
+    'loss': 'Loss',
+    'class_weight': 'Weights of the classes',
     'rounds': 'Rounds',
     'local_steps': 'Local steps',
     'local_epochs': 'Local epochs',
@@ -104,7 +109,9 @@ def write(folder: pathlib.Path, page: Page) -> None:
   results = report.results(page.runs, page.num_averaged)
   run_cells, run_links = _runs(folder, page, results)
   axes = _axes(page)
-  clients = _clients(page)
+  shown = report.columns_of(page.runs)
+  kind = report.main_kind(shown)
+  clients = _clients(page, kind)
   text = (
       _environment()
       .get_template('report.html')
@@ -127,13 +134,16 @@ def write(folder: pathlib.Path, page: Page) -> None:
               )
               for column in curve_points.columns_of(page.runs)
           ],
-          data=_data(page, axes, clients),
+          data=_data(page, axes, clients, kind),
+          measured=report.measured_words(shown),
+          metric=kind,
+          label=tasks.TASKS[page.data.task].column,
           of_client=measures.OF_CLIENT,
           max_clients=measures.MAX_CLIENTS,
           max_table_clients=measures.MAX_TABLE_CLIENTS,
           max_label_clients=charts.MAX_CLIENTS,
           client_cells=_client_cells(
-              clients, list(dict.fromkeys(run.name for run in page.runs))
+              clients, list(dict.fromkeys(run.name for run in page.runs)), kind
           ),
           hidden_clients=len(page.data.client_ids) > charts.MAX_CLIENTS,
           figures=_figures(folder),
@@ -157,9 +167,15 @@ def _axes(page: Page) -> list[charts.Axis]:
 
 
 def _data(
-    page: Page, axes: Sequence[charts.Axis], clients: pd.DataFrame
+    page: Page,
+    axes: Sequence[charts.Axis],
+    clients: pd.DataFrame,
+    kind: columns.Kind,
 ) -> dict[str, Any]:
-  """Returns the charts, their data and the lines, as JSON expresses them."""
+  """Returns the charts, their data and the lines, as JSON expresses them.
+
+  `kind` is the kind of the main metric, which `clients` has.
+  """
   groups = curve_points.by_name(page.runs)
   seconds = {
       name: seconds_per_round(
@@ -182,11 +198,17 @@ def _data(
       )
       for column in curve_points.columns_of(page.runs)
   }
-  drawn['clients'] = dict(data='clients', spec=charts.client_accuracies(styles))
+  drawn['clients'] = dict(
+      data='clients', spec=charts.client_metrics(styles, kind)
+  )
   client_ids = page.data.client_ids
   drawn['labels'] = dict(
       data='labels',
-      spec=charts.labels(len(client_ids), len(page.data.class_names)),
+      spec=charts.labels(
+          len(client_ids),
+          len(charts.column_names(page.data)),
+          tasks.TASKS[page.data.task].column,
+      ),
   )
   return dict(
       series=[
@@ -252,8 +274,10 @@ def _filters(
   return {name: texts for name, texts in values.items() if len(texts) > 1}
 
 
-def client_accuracies(folder: pathlib.Path) -> list[tuple[str, float]]:
-  """Reads the ids and the accuracies of a run's clients, if they are there.
+def client_numbers(
+    folder: pathlib.Path, metric: str
+) -> list[tuple[str, float]]:
+  """Reads the ids and a metric of a run's clients, if they are there.
 
   Raises:
     ValueError: If the file is damaged. A run that failed has no checksum of it.
@@ -264,8 +288,7 @@ def client_accuracies(folder: pathlib.Path) -> list[tuple[str, float]]:
   try:
     with path.open(encoding='utf-8', newline='') as file:
       return [
-          (row['client'], float(row['accuracy']))
-          for row in csv.DictReader(file)
+          (row['client'], float(row[metric])) for row in csv.DictReader(file)
       ]
   except (ValueError, KeyError, TypeError, csv.Error) as error:
     raise ValueError(
@@ -273,22 +296,26 @@ def client_accuracies(folder: pathlib.Path) -> list[tuple[str, float]]:
     ) from error
 
 
-def _clients(page: Page) -> pd.DataFrame:
-  """Returns a row for each run and client with the client's accuracy."""
+def _clients(page: Page, kind: columns.Kind) -> pd.DataFrame:
+  """Returns a row for each run and client with the client's main metric.
+
+  Clients for which it is undefined are left out.
+  """
   return pd.DataFrame(
       [
-          (run.name, run.seed, client, accuracy)
+          (run.name, run.seed, client, number)
           for run, folder in zip(page.runs, page.folders, strict=True)
-          for client, accuracy in client_accuracies(folder)
+          for client, number in client_numbers(folder, kind.name)
+          if not math.isnan(number)
       ],
-      columns=['name', 'seed', 'client', 'accuracy'],
+      columns=['name', 'seed', 'client', kind.name],
   )
 
 
 def _client_cells(
-    clients: pd.DataFrame, names: Sequence[str]
+    clients: pd.DataFrame, names: Sequence[str], kind: columns.Kind
 ) -> list[list[str]]:
-  """Returns the table of the accuracy of each client, in percent.
+  """Returns the table of the main metric of each client.
 
   There are titles, and a line for each client with a column for each name of a
   run: the mean and the standard deviation over the seeds. The table is empty
@@ -299,13 +326,15 @@ def _client_cells(
   lines = clients.pivot_table(
       index='client',
       columns='name',
-      values='accuracy',
-      aggfunc=lambda shares: tables.mean_and_deviation(100 * shares),
+      values=kind.name,
+      aggfunc=lambda numbers: tables.mean_and_deviation(
+          kind.factor * numbers, kind.digits
+      ),
       sort=False,
       fill_value='–',
   ).reindex(columns=names, fill_value='–')
   return [
-      ['Client', *(f'{name}, %' for name in names)],
+      ['Client', *(f'{name}{kind.unit}' for name in names)],
       *lines.reset_index().to_numpy().tolist(),
   ]
 
@@ -317,6 +346,8 @@ def _sentence(text: str) -> str:
 def _facts(page: Page) -> list[tuple[str, str]]:
   """Returns the lines of the list of what was run."""
   facts = [('Program', page.program), ('Data', page.data_title)]
+  if page.data.task != tasks.CLASSIFICATION:
+    facts.append(('Task', page.data.task))
   if page.data.class_names:
     facts.append(('Classes', ', '.join(page.data.class_names)))
   facts += [

@@ -9,6 +9,7 @@ import pandas as pd
 
 from tff_bn.catalog import columns
 from tff_bn.catalog import datasets
+from tff_bn.catalog import tasks
 from tff_bn.programs.plan import axes as axes_lib
 from tff_bn.programs.results import charts
 from tff_bn.programs.results import curve_points
@@ -28,24 +29,23 @@ _LABEL_LENGTH = 6
 # More panels can't be read.
 _MAX_PANELS = 100
 _MAX_CELLS_WITH_NUMBERS = 300
-# The ends of the names of heat maps, where they are not the column's name.
-_HEAT_MAPS = {'test_accuracy': '', 'client_test_accuracy': '_clients'}
 
 
 def label_distribution(
     data: 'federated.FederatedData', title: str
 ) -> dict[str, charts.Spec]:
   """Draws the number of examples of each class and client."""
-  num_clients, num_classes = data.label_distribution().shape
+  num_clients, num_columns = data.label_distribution().shape
   chart = charts.labels(
       num_clients,
-      len(data.class_names),
-      has_numbers=num_clients * num_classes <= _MAX_CELLS_WITH_NUMBERS,
+      len(charts.column_names(data)),
+      tasks.TASKS[data.task].column,
+      has_numbers=num_clients * num_columns <= _MAX_CELLS_WITH_NUMBERS,
   )
   hidden = ''
   if num_clients > charts.MAX_CLIENTS:
     hidden = f'the first {charts.MAX_CLIENTS} of {num_clients} clients'
-  width = min(1200, max(300, _CELL_WIDTH * num_classes))
+  width = min(1200, max(300, _CELL_WIDTH * num_columns))
   values = charts.label_values(data)
   return {
       'label_distribution': charts.titled(
@@ -77,11 +77,12 @@ def of_algorithms(
   for column in curve_points.columns_of(runs):
     by_kind.setdefault(column.kind, []).append(column)
   values, styles = curve_points.values(groups), charts.styles(groups)
+  main = report.main_kind(report.columns_of(runs))
   drawn = {}
   for kind, axis in itertools.product(by_kind, axes):
     if axis == charts.ROUND:
       name = kind.name
-    elif kind.higher_is_better:
+    elif kind == main:
       name = f'{kind.name}_by_{axis.name}'
     else:
       continue
@@ -156,26 +157,33 @@ def _heat_maps(
     axes: Sequence[axes_lib.Axis],
     title: str,
 ) -> Iterator[tuple[str, charts.Spec]]:
-  """Yields the name and the heat map of each pair of swept axes and column."""
+  """Yields the name and the heat map of each pair of swept axes and column.
+
+  The columns have the main metric, on the whole test set and on the clients'
+  own test data.
+  """
+  shown_columns = report.columns_of(runs)
+  main = report.main_kind(shown_columns)
   for (rows, by, worst_of), column in itertools.product(
-      _pairs(axes), columns.averaged()
+      _pairs(axes), columns.averaged(shown_columns)
   ):
     others = [a for a in axes if a not in (rows, by, *worst_of)]
     if (
-        not column.kind.higher_is_better
+        column.kind != main
+        or not main.has_direction
         or _num_cells(others) > _MAX_PANELS
         or (results[column.name] == '').all()
     ):
       continue
     measured = measures.name(column.name, report.have_client_models(runs))
     shown = (
-        f'{column.kind.title} in %, {measured}:'
+        f'{main.heading}{" in %" if main.is_share else ""}, {measured}:'
         f' {report.over_rounds(average_last)}, {report.over_seeds(results)}'
     )
     for axis in worst_of:
       labels = ','.join(point.label for point in axis.points)
       shown += f', the worst case over {axis.name}={labels}'
-    end = _HEAT_MAPS.get(column.name, f'_{column.name}')
+    end = '_clients' if column.name.startswith(measures.CLIENT_TEST) else ''
     yield f'heat_map_{rows.name}_{by.name}{end}', _heat_map(
         results, rows, by, others, worst_of, column, (shown, title)
     )
@@ -215,9 +223,11 @@ def _heat_map(
   names = [axis.name for axis in (*others, rows, by)]
   hidden = [axis.name for axis in worst_of]
   means = report.means(results, [*names, *hidden], [column.name])[column.name]
+  kind = column.kind
+  groups = means.groupby(level=names, sort=False)
   # As for attacks in ByzFL's benchmark (https://byzfl.epfl.ch), the worst mean.
-  worst = means.groupby(level=names, sort=False).agg(
-      lambda x: x.min(skipna=False)
+  worst = groups.agg(
+      lambda x: (x.min if kind.higher_is_better else x.max)(skipna=False)
   )
   shown_rows, shown_columns = _shown_labels(rows), _shown_labels(by)
   values: list[dict[str, Any]] = []
@@ -229,12 +239,13 @@ def _heat_map(
               panel=_describe(cell.labels, others),
               row=shown_rows[row],
               column=shown_columns[label],
-              value=column.kind.factor * mean if math.isfinite(mean) else None,
+              value=kind.factor * mean if math.isfinite(mean) else None,
           )
       )
   num_columns = min(len(others[-1].points), 6) if others else 1
   is_long = max(map(len, shown_columns.values())) > _LABEL_LENGTH
-  chart = charts.heat_map(rows.name, by.name, -30 if is_long else 0)
+  angle = -30 if is_long else 0
+  chart = charts.heat_map(rows.name, by.name, angle, kind)
   chart = charts.panels(chart, values, num_columns)
   width = 150 + num_columns * (50 + 46 * len(by.points))
   return charts.titled(chart, width, *titles)

@@ -15,6 +15,7 @@ from typing import Optional
 import pandas as pd
 
 from tff_bn.catalog import columns
+from tff_bn.catalog import tasks
 from tff_bn.programs.plan import axes
 from tff_bn.programs.results import tables
 from tff_bn.programs.runs import run_folder
@@ -38,6 +39,7 @@ class Run:
     flags: Texts of further flags that differ between the runs, by name.
     has_client_models: Whether the clients have own models; None if it is
       unknown.
+    loss: The name of its loss in words; empty if it is unknown.
   """
 
   labels: Mapping[str, str]
@@ -45,6 +47,20 @@ class Run:
   rows: Sequence[Row]
   flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
   has_client_models: Optional[bool] = None
+  loss: str = ''
+
+  @property
+  def metrics(self) -> list[str]:
+    """The metrics in its rows, the main one first."""
+    prefixes = (measures.TEST, measures.CLIENT_TEST, measures.TRAIN)
+    names = dict.fromkeys(
+        name.removeprefix(prefix)
+        for row in self.rows
+        for name in row
+        for prefix in prefixes
+        if name.startswith(prefix)
+    )
+    return [name for name in names if name != columns.LOSS.name]
 
   @property
   def name(self) -> str:
@@ -56,6 +72,43 @@ def have_client_models(runs: Sequence[Run]) -> Optional[bool]:
   """Whether the clients of runs have own models; None: only in some runs."""
   first, *others = {run.has_client_models for run in runs} or {None}
   return None if others else first
+
+
+def columns_of(runs: Sequence[Run]) -> tuple[columns.Column, ...]:
+  """Returns the columns of runs. The metrics of the first run come first.
+
+  Runs without any numbers have the columns of a classification.
+  """
+  names = dict.fromkeys(name for run in runs for name in run.metrics)
+  losses = {run.loss for run in runs}
+  loss = columns.LOSS
+  if len(losses) == 1 and losses != {''}:
+    loss = columns.loss(losses.pop())
+  return _columns(list(names), loss)
+
+
+def _columns(
+    names: Sequence[str], loss: columns.Kind = columns.LOSS
+) -> tuple[columns.Column, ...]:
+  """Returns the columns of metrics."""
+  if not names:
+    names = tasks.TASKS[tasks.CLASSIFICATION].metrics
+  return columns.of([tasks.kind(name) for name in names], loss)
+
+
+def columns_of_table(table: pd.DataFrame) -> tuple[columns.Column, ...]:
+  """Returns the columns of what `results` returned."""
+  names = [
+      name.removeprefix(measures.TEST)
+      for name in table.columns
+      if name.startswith(measures.TEST)
+  ]
+  return _columns([name for name in names if name != columns.LOSS.name])
+
+
+def main_kind(found: Sequence[columns.Column]) -> columns.Kind:
+  """Returns the kind of the main metric, given the columns of runs."""
+  return found[0].kind
 
 
 def read_rows(folder: pathlib.Path) -> list[dict[str, float]]:
@@ -117,14 +170,15 @@ def results(runs: Sequence[Run], average_last: int) -> pd.DataFrame:
   Args:
     runs: The runs.
     average_last: The number of evaluated rounds, counted from the last one,
-      over which accuracies and losses are averaged.
+      over which metrics and losses are averaged.
 
   Returns:
     A row for each run: its labels, its further flags, its seed and its numbers.
     A cell without a value is an empty text: NaN is a number of a diverged run.
   """
-  rows = [_result(run, average_last) for run in runs]
-  common = (_SEED, *(column.name for column in columns.COLUMNS))
+  shown = columns_of(runs)
+  rows = [_result(run, shown, average_last) for run in runs]
+  common = (_SEED, *(column.name for column in shown))
   described = dict.fromkeys(
       name for row in rows for name in row if name not in common
   )
@@ -135,11 +189,13 @@ def results(runs: Sequence[Run], average_last: int) -> pd.DataFrame:
   )
 
 
-def _result(run: Run, average_last: int) -> dict[str, str | float]:
+def _result(
+    run: Run, shown: Sequence[columns.Column], average_last: int
+) -> dict[str, str | float]:
   """Returns the row of a run."""
   last = {'rounds': run.rows[-1]['round'], **run.rows[-1]}
   numbers = {}
-  for column in columns.COLUMNS:
+  for column in shown:
     if column.kind.is_averaged:
       values = [
           row[column.name]
@@ -235,7 +291,7 @@ def _table_columns(table: pd.DataFrame) -> list[columns.Column]:
   """Returns the columns of the table that a run has."""
   return [
       column
-      for column in columns.by_kind()
+      for column in columns.by_kind(columns_of_table(table))
       if column.in_table and (table[column.name] != '').any()
   ]
 
@@ -245,6 +301,13 @@ def over_rounds(average_last: int) -> str:
   if average_last == 1:
     return 'value of the last round'
   return f'mean over the last {average_last} evaluated rounds'
+
+
+def measured_words(found: Sequence[columns.Column]) -> str:
+  """Names the numbers of runs with these columns, to begin a sentence."""
+  kinds = {column.kind.name for column in found if column.kind.is_averaged}
+  is_accuracy = kinds == {'accuracy', columns.LOSS.name}
+  return f'{"Accuracies" if is_accuracy else "Metrics"} and losses'
 
 
 def over_seeds(table: pd.DataFrame) -> str:
@@ -261,8 +324,8 @@ def notes(
   The first one says over which rounds and seeds the numbers are means, the
   others are the meanings of the columns.
   """
-  over = f'Accuracies and losses: {over_rounds(average_last)}; '
-  over += over_seeds(table)
+  measured = measured_words(columns_of_table(table))
+  over = f'{measured}: {over_rounds(average_last)}; {over_seeds(table)}'
   if table[_SEED].nunique() > 1:
     over += ' ± standard deviation'
   over += '.'
@@ -303,22 +366,20 @@ _OWN = 'own'
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-  """The accuracy and the loss of a saved model on some data.
+  """The metrics and the loss of a saved model on some data.
 
   Attributes:
     model: 'global', or 'own' for the personal model of the client.
     client: The client whose test data is used; '' for the whole test set.
     num_examples: The number of examples.
-    accuracy: The share of correctly classified examples; None if there are no
-      examples.
-    loss: The mean loss; None if there are no examples.
+    metrics: The metrics, the main one first, and then the mean loss, by name;
+      None if there are no examples.
   """
 
   model: str
   client: str
   num_examples: int
-  accuracy: Optional[float]
-  loss: Optional[float]
+  metrics: Mapping[str, Optional[float]]
 
 
 def evaluation_table(
@@ -328,7 +389,9 @@ def evaluation_table(
 
   If BN statistics were reestimated, the table says from which data.
   """
-  cells = [['Test data', 'Model', 'Examples', 'Accuracy, %', 'Loss']]
+  kinds = [_evaluated_kind(name) for name in evaluations[0].metrics]
+  titles = [f'{kind.heading}{kind.unit}' for kind in kinds]
+  cells = [['Test data', 'Model', 'Examples', *titles]]
   if reestimated:
     cells[0].insert(2, 'BN statistics from')
   for row in evaluations:
@@ -337,8 +400,10 @@ def evaluation_table(
             row.client or measures.WHOLE_TEST_SET,
             row.model,
             str(row.num_examples),
-            '–' if row.accuracy is None else f'{100 * row.accuracy:.1f}',
-            '–' if row.loss is None else f'{row.loss:.4f}',
+            *(
+                '–' if number is None else kind.text(number)
+                for kind, number in zip(kinds, row.metrics.values())
+            ),
         ]
     )
     if reestimated:
@@ -347,29 +412,49 @@ def evaluation_table(
   return tables.markdown(cells)
 
 
+def _evaluated_kind(name: str) -> columns.Kind:
+  """Returns the kind of a number in `Evaluation.metrics`."""
+  if name == columns.LOSS.name:
+    return dataclasses.replace(columns.LOSS, digits=4)
+  return tasks.kind(name)
+
+
 def describe_evaluation(evaluations: Sequence[Evaluation]) -> str:
   """Describes what was evaluated in lines, in the words of `describe_last`.
 
   They have the metrics of the global model on the whole test set and, if
   clients have test data, the means over the clients' models on it.
   """
-  rows = pd.DataFrame(evaluations).query('num_examples > 0')
-  are_clients = rows['client'] != ''
-  groups = rows.groupby(are_clients)[['loss', 'accuracy']]
-  by_group = groups.agg(statistics.fmean).to_dict('index')
+  rows = [row for row in evaluations if row.num_examples]
+  clients = [row for row in rows if row.client]
   measured = {
-      measures.GLOBAL_MODEL: by_group.get(False, {}),
-      measures.OWN_DATA: by_group.get(True, {}),
+      measures.GLOBAL_MODEL: _mean_metrics([r for r in rows if not r.client]),
+      measures.OWN_DATA: _mean_metrics(clients),
   }
-  num_clients = are_clients.sum()
+  num_clients = len(clients)
   lines = [
       f'Means over {num_clients} client{"" if num_clients == 1 else "s"}:',
       *_measured_lines(measured),
   ]
-  if any(row.model == _OWN for row in evaluations):
+  if any(row.model == _OWN for row in rows):
     lines.append(
         f'The global model is merged from the own models. {run_folder.METRICS},'
         f' tff-bn-train and tff-bn-compare measure another number:'
         f' {measures.OWN_MODELS}.'
     )
   return '\n'.join(lines)
+
+
+def _mean_metrics(evaluations: Sequence[Evaluation]) -> dict[str, float]:
+  """Returns the means of metrics; the loss is first, as in metrics.csv."""
+  if not evaluations:
+    return {}
+  *names, loss = evaluations[0].metrics
+  return {
+      name: statistics.fmean(
+          number
+          for row in evaluations
+          if (number := row.metrics[name]) is not None
+      )
+      for name in (loss, *names)
+  }

@@ -7,14 +7,19 @@ import types
 import pandas as pd
 
 from tff_bn.catalog import algorithms
+from tff_bn.catalog import columns
 from tff_bn.programs.results import report
+from tff_bn.training import measures
 
 _REFERENCE = 'centralized'
+# The main metric on the whole test set, and on the clients' own test data.
+_WHOLE = 'whole'
+_OWN = 'own'
 # Differences of accuracies, in points, that count as none and as large.
 _NO_POINTS = 0.5
 _MANY_POINTS = 5.0
-_ACCURACY = 'test_accuracy'
-_CLIENT_ACCURACY = 'client_test_accuracy'
+# Relative differences of other metrics, in percent, that count as none.
+_NO_PERCENT = 2.0
 
 
 def describe(
@@ -35,13 +40,20 @@ def describe(
   Returns:
     For each algorithm, what it does with batch normalization and against the
     drift of the clients' models, the further flags, how far it is from
-    centralized training if that is in the table, and how its clients' own
-    models differ from a common model. Nothing if other flags are swept.
+    centralized training in the main metric if that is in the table, and how its
+    clients' own models differ from a common model. Nothing if other flags are
+    swept.
   """
   if list(varied) != [report.ALGORITHM]:
     return []
-  numbers = (_ACCURACY, _CLIENT_ACCURACY, 'exchanges', 'rounds')
-  means = report.means(results, varied, numbers).to_dict('index')
+  kind = report.main_kind(report.columns_of_table(results))
+  numbers = {
+      f'{measures.TEST}{kind.name}': _WHOLE,
+      f'{measures.CLIENT_TEST}{kind.name}': _OWN,
+      **{name: name for name in ('exchanges', 'rounds')},
+  }
+  found = report.means(results, varied, list(numbers)).rename(columns=numbers)
+  means = found.to_dict('index')
   reference = means.get(_REFERENCE, {})
   sentences = []
   for first in results.drop_duplicates(report.ALGORITHM).to_dict('records'):
@@ -54,42 +66,61 @@ def describe(
       what += f'; {algorithm.correction.description}'
     sentences.append(
         f'{name}: {what}{settings}'
-        + ''.join(f'; {fact}' for fact in _facts(name, means[name], reference))
+        + ''.join(
+            f'; {fact}' for fact in _facts(name, means[name], reference, kind)
+        )
         + '.'
     )
   return sentences
 
 
 def _facts(
-    name: str, row: Mapping[str, float], reference: Mapping[str, float]
+    name: str,
+    row: Mapping[str, float],
+    reference: Mapping[str, float],
+    kind: columns.Kind,
 ) -> list[str]:
   """Says what the numbers of a row show."""
-  accuracy, own = row[_ACCURACY], row[_CLIENT_ACCURACY]
+  whole, own = row[_WHOLE], row[_OWN]
   distances = {
-      column: _distance(100 * (row[column] - reference.get(column, math.nan)))
-      for column in (_ACCURACY, _CLIENT_ACCURACY)
+      column: _distance(kind, row[column], reference.get(column, math.nan))
+      for column in (_WHOLE, _OWN)
   }
   facts = []
-  if name != _REFERENCE and distances[_ACCURACY]:
-    facts.append(distances[_ACCURACY] + _cost(row))
-  if 100 * (own - accuracy) >= _MANY_POINTS:
-    distance = distances[_CLIENT_ACCURACY]
-    facts.append(
-        f"the clients' own models classify {own:.1%} of their own test data"
-        f'{f", {distance}," if distance else ""} but only {accuracy:.1%} of the'
-        ' whole test set correctly'
-    )
+  if name != _REFERENCE and distances[_WHOLE]:
+    facts.append(distances[_WHOLE] + _cost(row))
+  if kind.is_share and 100 * (own - whole) >= _MANY_POINTS:
+    distance = f', {distances[_OWN]},' if distances[_OWN] else ''
+    if kind.name == 'accuracy':
+      facts.append(
+          f"the clients' own models classify {own:.1%} of their own test data"
+          f'{distance} but only {whole:.1%} of the whole test set correctly'
+      )
+    else:
+      facts.append(
+          f"the {kind.word} of the clients' own models is {own:.1%} on their"
+          f' own test data{distance} but only {whole:.1%} on the whole test set'
+      )
   return facts
 
 
-def _distance(points: float) -> str:
+def _distance(kind: columns.Kind, number: float, reference: float) -> str:
   """Describes a difference; empty if it is no number."""
-  if not math.isfinite(points):
+  difference = number - reference
+  if not math.isfinite(difference):
     return ''
-  if abs(points) < _NO_POINTS:
-    return f'within half a point of {_REFERENCE}'
-  side = 'below' if points < 0 else 'above'
-  return f'{abs(points):.1f} points {side} {_REFERENCE}'
+  side = 'below' if difference < 0 else 'above'
+  if kind.is_share:
+    points = 100 * abs(difference)
+    if points < _NO_POINTS:
+      return f'within half a point of {_REFERENCE}'
+    return f'{points:.1f} points {side} {_REFERENCE}'
+  if reference <= 0:
+    return ''  # A percentage of it says nothing.
+  percent = 100 * abs(difference) / reference
+  if percent < _NO_PERCENT:
+    return f'{kind.word} within {_NO_PERCENT:g} % of {_REFERENCE}'
+  return f'{kind.word} {percent:.0f} % {side} {_REFERENCE}'
 
 
 def _cost(row: Mapping[str, float]) -> str:

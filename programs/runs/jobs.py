@@ -24,6 +24,7 @@ from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes import stateful_process
 from tff_bn.programs.flags import data_flags
 from tff_bn.programs.flags import model_flags
+from tff_bn.programs.flags import objective_flags
 from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.runs import run_building
 from tff_bn.programs.runs import run_data
@@ -74,6 +75,10 @@ class Job:
   held_out: Optional[tff_bn_data.FederatedData] = None
 
 
+# The flags on which a model depends, besides its data.
+_ModelFlags = tuple[model_flags.ModelFlags, objective_flags.ObjectiveFlags]
+
+
 class _Split(NamedTuple):
   """The data of some runs, and the models that were built for it.
 
@@ -83,7 +88,7 @@ class _Split(NamedTuple):
   recipe: run_data.DataRecipe
   data: tff_bn_data.FederatedData
   held_out: Optional[tff_bn_data.FederatedData]
-  models: dict[Optional[str], tuple[model_flags.ModelFlags, BatchNormModel]]
+  models: dict[Optional[str], tuple[_ModelFlags, BatchNormModel]]
 
 
 class Builder:
@@ -110,7 +115,7 @@ class Builder:
     """Builds a run; a ValueError says what can't be built."""
     start = time.monotonic()
     split = self._split_of(settings)
-    flags = settings.part(model_flags.ModelFlags)
+    flags = _model_flags(settings)
     batch_norm = algorithms.find(settings.algorithm).batch_norm
     with progress.saying(
         f'Building the model {settings.model or settings.initial_model} and'
@@ -137,7 +142,9 @@ class Builder:
       if self._dataset is None or self._dataset[0] != key:
         self._dataset = None
         self._dataset = key, settings.load()
-      data = recipe.split_and_hold_out(self._dataset[1])
+      dataset = self._dataset[1]
+      settings.check_task(dataset.task)
+      data = recipe.split_and_hold_out(dataset)
       round_data.check_workers(data.training)
       self._split = _Split(recipe, data.training, data.held_out, {})
     return self._split
@@ -145,7 +152,10 @@ class Builder:
 
 def dataset_key(settings: settings_lib.RunSettings) -> tuple[Any, ...]:
   """Returns the flags that decide which dataset is loaded."""
-  return settings.dataset, settings.data_dir, settings.image_size
+  return (
+      *(settings.dataset, settings.data_dir),
+      *(settings.image_size, settings.task),
+  )
 
 
 def check(builder: Builder, tasks: Iterable[Task]) -> None:
@@ -165,7 +175,8 @@ def check(builder: Builder, tasks: Iterable[Task]) -> None:
   for group in by_dataset.values():
     processes.append(_check_data(builder, group))
     # If all runs have the same model, the first process checks it at once.
-    if len(by_dataset) > 1 or len(set(map(_model_flags, group))) > 1:
+    models = {_model_flags(task.settings) for task in group}
+    if len(by_dataset) > 1 or len(models) > 1:
       _check_models(builder, group)
   # The dataset of the last group is still in memory.
   for group in reversed(processes):
@@ -188,20 +199,23 @@ def _check_data(builder: Builder, tasks: Sequence[Task]) -> list[Task]:
 
 def _check_models(builder: Builder, tasks: Sequence[Task]) -> None:
   """Checks the models of runs with the same dataset."""
-  for task in {_model_flags(task): task for task in tasks}.values():
+  for task in {_model_flags(task.settings): task for task in tasks}.values():
     run_building.build_model(task.settings, builder.data(task.settings))
     _free_memory()
 
 
-def _model_flags(task: Task) -> model_flags.ModelFlags:
-  return task.settings.part(model_flags.ModelFlags)
+def _model_flags(settings: settings_lib.RunSettings) -> _ModelFlags:
+  return (
+      settings.part(model_flags.ModelFlags),
+      settings.part(objective_flags.ObjectiveFlags),
+  )
 
 
 def _without_split(
     settings: settings_lib.RunSettings,
 ) -> settings_lib.RunSettings:
   """Returns settings without the seed and the flags of the split."""
-  kept = ('dataset', 'data_dir', 'image_size', 'num_clients')
+  kept = ('dataset', 'data_dir', 'image_size', 'task', 'num_clients')
   changes: dict[str, Any] = {
       name: None for name in data_flags.DataFlags.specs() if name not in kept
   }

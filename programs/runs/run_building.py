@@ -22,6 +22,7 @@ from tff_bn import runtime
 from tff_bn import training
 from tff_bn.catalog import algorithms as algorithms_lib
 from tff_bn.common import cores
+from tff_bn.data import labels
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.processes import personal_phases
@@ -36,11 +37,6 @@ from tff_bn.programs.runs import run_folder
 from tff_bn.training import finished
 from tff_bn.training import saved_models
 
-# Builders of the metrics that metrics.csv has for training and evaluation.
-METRICS: list[Callable[[], keras.metrics.Metric]] = [
-    lambda: keras.metrics.SparseCategoricalAccuracy(name='accuracy')
-]
-
 
 def split_dataset(
     settings: settings_lib.RunSettings, dataset: tff_bn_data.Dataset
@@ -54,21 +50,30 @@ def build_model(
 ) -> BatchNormModel:
   """Builds the model, whose initial weights depend on `--seed` alone.
 
-  Its loss is the cross-entropy of logits and integer labels.
-
   Raises:
-    ValueError: If the algorithm needs other BN layers, and the model's layers
-      can't be replaced.
+    ValueError: If the loss or a metric does not fit the task of the data, or if
+      the algorithm needs other BN layers, and the model's layers can't be
+      replaced.
   """
-  return _build_model(settings, data.dataset.input_shape, data.num_classes)
+  return _build_model(
+      settings,
+      data.dataset.input_shape,
+      data.task,
+      data.num_outputs,
+      # Weights of classes are for the training only.
+      **settings.class_weights(data),
+  )
 
 
 def _build_model(
     settings: settings_lib.RunSettings,
     input_shape: tuple[int, ...],
-    num_classes: int,
+    task: str,
+    num_outputs: int,
+    **more: Any,
 ) -> BatchNormModel:
-  keras_model_fn = settings.build_model_fn(input_shape, num_classes)
+  """Builds a model; `more` are further arguments of `BatchNormModel`."""
+  keras_model_fn = settings.build_model_fn(input_shape, num_outputs, task)
   batch_norm = algorithms_lib.find(settings.algorithm).batch_norm
   if batch_norm is not None:
     keras_model_fn = functools.partial(
@@ -80,12 +85,11 @@ def _build_model(
       keras_model_fn,
       input_spec=(
           tf.TensorSpec((None, *input_shape), tf.float32),
-          tf.TensorSpec((None,), tf.int32),
+          labels.label_spec(task, input_shape, num_outputs),
       ),
-      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
-          from_logits=True
-      ),
-      metrics_fn=lambda: [build_metric() for build_metric in METRICS],
+      loss_fn=settings.build_loss_fn(task),
+      metrics_fn=settings.build_metrics_fn(task, num_outputs),
+      **more,
   )
 
 
@@ -122,7 +126,8 @@ def load_models(
   model = _build_model(
       settings,
       tuple(saved.manifest['input_shape']),
-      saved.manifest['num_classes'],
+      saved.manifest['task'],
+      saved.manifest['num_outputs'],
   )
   return saved, model
 

@@ -74,15 +74,12 @@ class Subject:
     )
 
 
+# Of all rows with the same subject.
 _CHECKSUM = 'checksum'
-_COLUMNS = (
-    *(
-        field.name
-        for row in (Subject, report.Evaluation)
-        for field in dataclasses.fields(row)
-    ),
-    # Of all rows with the same subject.
-    _CHECKSUM,
+# The columns before the metrics.
+_LABELS = (
+    *(field.name for field in dataclasses.fields(Subject)),
+    *('model', 'client', 'num_examples'),
 )
 _Contents = dict[Subject, list[report.Evaluation]]
 
@@ -108,13 +105,17 @@ def _parse(text: str) -> _Contents:
   """Returns the evaluations by their subject."""
   header, *rows = csv.reader(io.StringIO(text, newline=''), strict=True)
   found: _Contents = {}
-  if tuple(header) != _COLUMNS:
+  labels, names = tuple(header[: len(_LABELS)]), header[len(_LABELS) : -1]
+  if labels != _LABELS or header[-1] != _CHECKSUM:
     raise ValueError('The columns are wrong.')
   for run, rounds, dataset, flags, statistics, model, client, *numbers in rows:
     subject = Subject(run, int(rounds), dataset, flags, statistics)
-    num_examples, accuracy, loss, _ = numbers
+    num_examples, *metrics, _ = numbers
     evaluation = report.Evaluation(
-        model, client, int(num_examples), _number(accuracy), _number(loss)
+        model,
+        client,
+        int(num_examples),
+        dict(zip(names, map(_number, metrics), strict=True)),
     )
     found.setdefault(subject, []).append(evaluation)
   if not found or text != _to_text(found):
@@ -125,12 +126,33 @@ def _parse(text: str) -> _Contents:
 def _to_text(contents: _Contents) -> str:
   """Returns the text of the file."""
   cells = []
+  header: tuple[str, ...] = ()
   for subject, evaluations in contents.items():
     about = dataclasses.astuple(subject)
-    rows = [dataclasses.astuple(evaluation) for evaluation in evaluations]
-    checksum = manifests.checksum([about, *rows])
+    rows = [
+        (row.model, row.client, row.num_examples, *row.metrics.values())
+        for row in evaluations
+    ]
+    names = tuple(evaluations[0].metrics)
+    header = (*_LABELS, *names, _CHECKSUM)
+    checksum = manifests.checksum([about, names, *rows])
     cells += [(*about, *row, checksum) for row in rows]
-  return csv_files.to_csv(_COLUMNS, cells)
+  return csv_files.to_csv(header, cells)
+
+
+def check(path: pathlib.Path, metrics: Sequence[str]) -> None:
+  """Checks that evaluations with these metrics can be added to a file.
+
+  Raises:
+    ValueError: If the file was changed, or if it has other metrics.
+  """
+  for evaluations in read(path).values():
+    names = list(evaluations[0].metrics)
+    if names != list(metrics):
+      raise ValueError(
+          f'{path} has evaluations with the numbers {", ".join(names)}, but'
+          f' this run has {", ".join(metrics)}; use another --output_dir.'
+      )
 
 
 def add(

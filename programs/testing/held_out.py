@@ -6,6 +6,8 @@ import pathlib
 import pandas as pd
 
 from tff_bn import data as tff_bn_data
+from tff_bn.catalog import columns
+from tff_bn.catalog import tasks
 from tff_bn.common import csv_files
 from tff_bn.common import files
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -20,6 +22,7 @@ from tff_bn.training import unseen_clients
 _BATCH_SIZE = 256
 # The first column of the table of a comparison, and of a single run.
 ALGORITHM = 'Algorithm'
+_PLURALS = {'accuracy': 'Accuracies'}
 CLIENT = 'Client'
 _EXPLANATIONS = {
     unseen_clients.AVERAGED: 'BN statistics of the clients that trained',
@@ -31,7 +34,9 @@ _EXPLANATIONS = {
         ' N = --held_out_prior'
     ),
 }
-_COLUMNS = ['client', 'statistics', 'num_examples', 'accuracy', 'loss']
+_LABELS = ['client', 'statistics', 'num_examples']
+# The columns that are no metrics.
+_NOT_METRICS = frozenset({'algorithm', 'seed', *_LABELS, columns.LOSS.name})
 
 
 def check_model(
@@ -63,6 +68,7 @@ def test_clients(
   weights = saved_models.SavedModels(folder / run_folder.MODEL).weights(model)
   evaluator = evaluation.Evaluator(model)
   assert settings.held_out_prior is not None  # There are held-out clients.
+  names = [*evaluator.metric_names, columns.LOSS.name]
   results = []
   for client_id in data.client_ids:
     own_data = data.client_dataset(
@@ -82,19 +88,20 @@ def test_clients(
     )
     test_dataset = data.client_test_dataset(client_id, _BATCH_SIZE)
     for name, client_weights in models.items():
-      metrics = evaluator.evaluate(client_weights, test_dataset)
+      metrics = evaluation.numbers(
+          evaluator.evaluate(client_weights, test_dataset)
+      )
       has_data = metrics['num_examples'] > 0
       results.append(
           (
               client_id,
               name,
               metrics['num_examples'],
-              metrics['accuracy'] if has_data else None,
-              metrics['loss'] if has_data else None,
+              *(metrics[name] if has_data else None for name in names),
           )
       )
   path = folder / run_folder.HELD_OUT_CSV
-  files.replace(path, csv_files.to_csv(_COLUMNS, results))
+  files.replace(path, csv_files.to_csv([*_LABELS, *names], results))
   print(table(read(folder), CLIENT))
   print(f'Held-out clients: {path}', flush=True)
 
@@ -103,7 +110,7 @@ def read(folder: pathlib.Path) -> pd.DataFrame:
   """Reads a run's results as texts; no rows if they are not there."""
   path = folder / run_folder.HELD_OUT_CSV
   if not path.exists():
-    return pd.DataFrame(columns=_COLUMNS, dtype=str)
+    return pd.DataFrame(columns=_LABELS, dtype=str)
   # A client can have the name `NA`.
   return pd.read_csv(path, dtype=str, keep_default_na=False)
 
@@ -129,8 +136,10 @@ def write_comparison(
     return
   files.replace(
       folder / run_folder.HELD_OUT_CSV,
-      results[['algorithm', 'seed', *_COLUMNS]].to_csv(
-          index=False, lineterminator='\n'
+      results.to_csv(
+          columns=['algorithm', 'seed', *_run_columns(results)],
+          index=False,
+          lineterminator='\n',
       ),
   )
   text = table(results, ALGORITHM)
@@ -142,36 +151,55 @@ def write_comparison(
   )
 
 
+def _run_columns(results: pd.DataFrame) -> list[str]:
+  """Returns the columns of the results of a single run."""
+  return [c for c in results.columns if c not in ('algorithm', 'seed')]
+
+
+def _main_kind(results: pd.DataFrame) -> columns.Kind:
+  """Returns the kind of the first metric."""
+  return tasks.kind(next(c for c in results.columns if c not in _NOT_METRICS))
+
+
 def table(results: pd.DataFrame, first_column: str) -> str:
   """Returns `table_cells` as Markdown, with notes."""
   return tables.markdown(
-      table_cells(results, first_column), notes(first_column)
+      table_cells(results, first_column),
+      _notes(first_column, _main_kind(results)),
   )
 
 
-def notes(first_column: str) -> list[str]:
+def _notes(first_column: str, kind: columns.Kind) -> list[str]:
   """Returns sentences that explain `table_cells`."""
   means = ''
   if first_column != CLIENT:
     means = '; mean over the seeds ± standard deviation'
   return [
-      f'Accuracies: {measures.HELD_OUT}; value of the last round{means}.',
+      f'{_PLURALS.get(kind.name, kind.heading)}: {measures.HELD_OUT}; value of'
+      f' the last round{means}.',
       *(f'{name}: {text}.' for name, text in _EXPLANATIONS.items()),
   ]
 
 
 def of_runs(
     runs: Iterable[tuple[str, pathlib.Path]], first_column: str
-) -> list[list[str]]:
-  """Returns `table_cells` for names and folders of runs, if any has results."""
+) -> tuple[list[list[str]], list[str]]:
+  """Returns `table_cells` and notes for names and folders of runs.
+
+  Both are empty if no run has results.
+  """
   results = pd.concat(
       [read(folder).assign(algorithm=name) for name, folder in runs]
   )
-  return [] if results.empty else table_cells(results, first_column)
+  if results.empty:
+    return [], []
+  return table_cells(results, first_column), _notes(
+      first_column, _main_kind(results)
+  )
 
 
 def table_cells(results: pd.DataFrame, first_column: str) -> list[list[str]]:
-  """Returns a table of accuracies.
+  """Returns a table of the main metric.
 
   Args:
     results: The results with the names of runs as `algorithm`. Runs with the
@@ -182,18 +210,21 @@ def table_cells(results: pd.DataFrame, first_column: str) -> list[list[str]]:
     The titles, and a line for each client of each run.
   """
   labels = ['client'] if first_column == CLIENT else ['algorithm', 'client']
-  percent = 100 * pd.to_numeric(results['accuracy'])
-  lines = results.assign(percent=percent).pivot_table(
+  kind = _main_kind(results)
+  shown = kind.factor * pd.to_numeric(results[kind.name])
+  lines = results.assign(shown=shown).pivot_table(
       index=labels,
       columns='statistics',
-      values='percent',
-      aggfunc=lambda values: tables.mean_and_deviation(values.dropna()),
+      values='shown',
+      aggfunc=lambda values: tables.mean_and_deviation(
+          values.dropna(), kind.digits
+      ),
       sort=False,
       fill_value='–',
   )
   lines = lines.reindex(columns=list(_EXPLANATIONS), fill_value='–')
   titles = dict.fromkeys([first_column, CLIENT])
   return [
-      [*titles, *(f'{name}, %' for name in _EXPLANATIONS)],
+      [*titles, *(f'{name}{kind.unit}' for name in _EXPLANATIONS)],
       *lines.reset_index().to_numpy().tolist(),
   ]

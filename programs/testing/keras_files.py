@@ -7,6 +7,7 @@ import pathlib
 from typing import Any, NamedTuple, Optional
 import zipfile
 
+from tff_bn.catalog import tasks
 from tff_bn.training import manifests
 
 _CONFIG = 'config.json'
@@ -17,6 +18,22 @@ _KERAS = ('keras', 'builtins')
 # More values are read from the file that has them.
 _MAX_PRINTED_VALUES = 20
 _WHITE = 255
+# Code for the predictions of each task: integers, truth values or numbers; and
+# code that names their classes.
+_PREDICTIONS = {
+    tasks.CLASSIFICATION: 'model.predict(x).argmax(axis=-1)',
+    tasks.BINARY: '(model.predict(x)[:, 0] > 0).astype(int)',
+    tasks.MULTILABEL: 'model.predict(x) > 0',
+    tasks.REGRESSION: 'model.predict(x)',
+    tasks.SEGMENTATION: 'model.predict(x).argmax(axis=-1)',
+}
+_NAMED = {
+    tasks.CLASSIFICATION: '[class_names[label] for label in predicted]',
+    tasks.BINARY: '[class_names[label] for label in predicted]',
+    tasks.MULTILABEL: (
+        '[[n for n, yes in zip(class_names, row) if yes] for row in predicted]'
+    ),
+}
 _CHANNELS = {1: 'gray', 3: 'RGB'}
 
 
@@ -64,8 +81,8 @@ def prediction_code(
 ) -> list[str]:
   """Returns the lines of Python that load a model and predict with it.
 
-  They turn samples `x`, as they were before the run scaled them, into the names
-  or numbers of their classes, `predicted`.
+  They turn samples `x`, as they were before the run scaled them, into
+  `predicted`: the names or numbers of their classes, or the targets.
 
   Args:
     path: The `.keras` file.
@@ -123,12 +140,13 @@ def usage_code(
       )
       lines.append(f'{name} = np.float32({value})')
     lines.append('x = (x - mean) / deviation')
-  lines.append('predicted = model.predict(x).argmax(axis=-1)')
-  if names:
+  task = manifest['task']
+  lines.append(f'predicted = {_PREDICTIONS[task]}')
+  if names and task in _NAMED:
     value = "manifest['class_names']" if 'class_names' in long else repr(names)
     lines += [
         f'class_names = {value}',
-        'predicted = [class_names[label] for label in predicted]',
+        f'predicted = {_NAMED[task]}',
     ]
   return lines
 

@@ -8,10 +8,13 @@ import numpy as np
 import tensorflow as tf
 
 from tff_bn import data as tff_bn_data
+from tff_bn.catalog import columns
 from tff_bn.catalog import datasets
+from tff_bn.catalog import tasks
 from tff_bn.common import progress
 from tff_bn.data import classes
 from tff_bn.data import dataset as dataset_lib
+from tff_bn.keras_model import model_metrics
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.programs.plan import settings as settings_lib
@@ -25,13 +28,26 @@ _BATCH_SIZE = 256
 def class_names(saved: saved_models.SavedModels) -> Optional[tuple[str, ...]]:
   """Returns the classes of a run's models in the order of their outputs.
 
-  Classes without names have numbers. It is None for models of an earlier
-  version, which does not record the names.
+  Classes without names have numbers. It is None without classes, and for models
+  of an earlier version, which does not record the names.
   """
   names = saved.manifest.get('class_names')
-  if names is None:
+  num_classes = saved.manifest['num_classes']
+  if names is None or num_classes is None:
     return None
-  return tuple(names) or classes.numbers(saved.manifest['num_classes'])
+  return tuple(names) or classes.numbers(num_classes)
+
+
+def numbers(model: BatchNormModel) -> list[str]:
+  """Returns the names in `report.Evaluation.metrics`: the loss is the last."""
+  return [
+      *(
+          name
+          for result in model.metric_shapes.items()
+          for name in model_metrics.entry_names(*result)
+      ),
+      columns.LOSS.name,
+  ]
 
 
 def scale_as_in_training(
@@ -89,8 +105,8 @@ def check_data(
   """Checks that the models of a run can be evaluated on this data.
 
   Raises:
-    ValueError: If the data has another shape or more classes than the model, or
-      if the saved weights do not fit the model.
+    ValueError: If the model has not the inputs or outputs that the data needs,
+      or if the saved weights do not fit the model.
   """
   channels = data.dataset.input_shape[-1]
   if data.dataset.scaling is not None and channels != len(
@@ -104,17 +120,23 @@ def check_data(
   keras_model = model.to_keras(saved.weights(model))
   shape = data.dataset.input_shape
   try:
-    logits = keras_model(tf.zeros((1, *shape)), training=False)
+    keras_model(tf.zeros((1, *shape)), training=False)
   # Keras raises errors of many kinds.
   except Exception as error:
     raise ValueError(
         f'--dataset={data.dataset.name} has samples of shape {shape}, which the'
         ' model of the run does not take.'
     ) from error
-  if logits.shape[-1] < data.num_classes:
+  num_outputs = saved.manifest['num_outputs']
+  if data.task in tasks.EXCLUSIVE and num_outputs < data.num_outputs:
     raise ValueError(
         f'--dataset={data.dataset.name} has {data.num_classes} classes, but the'
-        f' model of the run has only {logits.shape[-1]} outputs.'
+        f' model of the run has only {num_outputs} outputs.'
+    )
+  if data.task not in tasks.EXCLUSIVE and num_outputs != data.num_outputs:
+    raise ValueError(
+        f'--dataset={data.dataset.name} needs {data.num_outputs} outputs, but'
+        f' the model of the run has {num_outputs}.'
     )
 
 
@@ -141,6 +163,7 @@ def evaluate_run(
     model.
   """
   evaluator = evaluation.Evaluator(model)
+  names = numbers(model)
   saved_global = saved.weights(model)
 
   def reestimated(
@@ -164,12 +187,13 @@ def evaluate_run(
   def evaluate(
       kind: str, client_id: str, weights: ModelWeights, dataset: tf.data.Dataset
   ) -> report.Evaluation:
-    metrics = evaluator.evaluate(weights, dataset)
-    num_examples = metrics['num_examples']
-    if not num_examples:
-      return report.Evaluation(kind, client_id, 0, None, None)
+    found = evaluation.numbers(evaluator.evaluate(weights, dataset))
+    num_examples = found['num_examples']
     return report.Evaluation(
-        kind, client_id, num_examples, metrics['accuracy'], metrics['loss']
+        kind,
+        client_id,
+        num_examples,
+        {name: found[name] if num_examples else None for name in names},
     )
 
   results = [

@@ -1,15 +1,41 @@
 """Tests for the columns of results."""
 
 from tff_bn.catalog import columns
+from tff_bn.catalog import tasks
+
+
+def _of(task):
+  return columns.of([tasks.kind(name) for name in tasks.TASKS[task].metrics])
 
 
 def test_orders():
-  assert [column.name for column in columns.averaged()] == [
+  found = _of(tasks.CLASSIFICATION)
+  assert [column.name for column in columns.averaged(found)] == [
       *('test_accuracy', 'test_loss', 'client_test_accuracy'),
       *('client_test_loss', 'train_loss'),
   ]
-  assert [c.name for c in columns.by_kind() if c.in_table] == [
+  assert [c.name for c in columns.by_kind(found) if c.in_table] == [
       *('test_accuracy', 'client_test_accuracy', 'test_loss', 'train_loss'),
       *('rounds', 'exchanges', 'megabytes'),
   ]
   assert [c.name for c in columns.costs()] == ['exchanges', 'megabytes']
+
+
+def test_several_metrics():
+  found = _of(tasks.SEGMENTATION)
+  assert [c.title for c in columns.by_kind(found) if c.in_table] == [
+      *('Dice, %', 'Client Dice, %', 'Mean IoU, %', 'Accuracy, %'),
+      *('Loss', 'Training loss', 'Rounds', 'Exchanges', 'MB'),
+  ]
+  assert [c.name for c in found if not c.in_table] == [
+      *('client_test_mean_iou', 'client_test_accuracy', 'client_test_loss')
+  ]
+
+
+def test_numbers_and_shares():
+  mae, r2 = (tasks.kind(name) for name in ('mae', 'r2'))
+  assert [c.title for c in columns.of([mae, r2])][:2] == ['MAE', 'R²']
+  assert mae.text(0.12345) == '0.123'
+  assert tasks.kind('dice').text(0.12345) == '12.3'
+  assert mae.higher_is_better is False and r2.higher_is_better
+  assert mae.range == (None, None) and r2.range == (None, 1)

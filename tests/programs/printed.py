@@ -2,7 +2,7 @@
 
 _PROGRESS = (
     *('Building the model ', 'Checking ', 'Loading '),
-    *('… took ', '[', 'round '),
+    *('… took ', '[', 'round ', 'The labels are '),
     # TensorFlow's C++ code, before it reads TF_CPP_MIN_LOG_LEVEL.
     *('WARNING: All log messages before absl::InitializeLog()', 'I0000 '),
 )

@@ -18,6 +18,7 @@ from tff_bn.aggregators import robust_rule
 from tff_bn.catalog import algorithms as catalog
 from tff_bn.catalog import columns
 from tff_bn.catalog import options
+from tff_bn.catalog import tasks
 from tff_bn.catalog import value_types
 from tff_bn.papers import analyze
 from tff_bn.programs import train
@@ -115,6 +116,7 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
       f'--split={__name__}:by_parity',
       '--client_dropout=0.25',
       '--model=mlp3',
+      '--metrics=accuracy,top3',
       '--num_clients=2',
       '--rounds=1',
       '--local_steps=1',
@@ -136,20 +138,16 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
     added.setattr(training_flags, 'TrainingFlags', _TrainingFlags)
     added.setattr(algorithm_flags, 'AlgorithmFlags', _AlgorithmFlags)
     added.setattr(settings, 'RunSettings', _RunSettings)
-    added.setattr(
-        run_building,
-        'METRICS',
-        [
-            *run_building.METRICS,
-            lambda: keras.metrics.SparseTopKCategoricalAccuracy(3, name='top3'),
-        ],
-    )
-    added.setattr(
-        columns,
-        'COLUMNS',
-        (
-            *columns.COLUMNS,
-            columns.Column('test_top3', 'Top-3 accuracy, %', columns.ACCURACY),
+    added.setitem(
+        tasks.METRICS._entries,
+        'top3',
+        tasks.Metric(
+            'top3',
+            'share of samples whose class is among 3',
+            lambda task, num_outputs: (
+                keras.metrics.SparseTopKCategoricalAccuracy(3, name='top3')
+            ),
+            kind=columns.share('top3', 'top-3 accuracy'),
         ),
     )
     added.setitem(analyze.ANALYSES, 'label_shares', _ANALYSIS)
@@ -173,7 +171,7 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
       assert float(last[f'{prefix}_top3']) >= float(last[f'{prefix}_accuracy'])
     page = (tmp_path / 'run' / 'report.html').read_text(encoding='utf-8')
     assert '>Top-3 accuracy, %<' in page and 'data-chart="test_top3"' in page
-    assert catalog_tables.table('columns').count('`test_top3`') == 1
+    assert catalog_tables.table('metrics').count('`top3`') == 1
 
     assert (
         analyze.run(

@@ -272,7 +272,7 @@ class TestResults:
       assert (run / name).read_bytes() == (finished / name).read_bytes()
     assert run_folder.is_complete(run, run_folder.read_flags(run))
     # The page has their numbers.
-    (client, accuracy), *_ = html_report.client_accuracies(run)
+    (client, accuracy), *_ = html_report.client_numbers(run, 'accuracy')
     with (finished / 'client_metrics.csv').open() as file:
       row = next(csv.DictReader(file))
     assert (client, accuracy) == (row['client'], float(row['accuracy']))
@@ -283,10 +283,10 @@ class TestResults:
     path = tmp_path / 'client_metrics.csv'
     content = b'round,client,loss,accuracy\n1,a,0.25,0.5\n'
     path.write_bytes(content)
-    assert html_report.client_accuracies(tmp_path) == [('a', 0.5)]
+    assert html_report.client_numbers(tmp_path, 'accuracy') == [('a', 0.5)]
     path.write_bytes(content[:-4] if damage == 'cut' else content + b'1,b,2,x')
     with pytest.raises(ValueError, match=f'{path} is damaged'):
-      html_report.client_accuracies(tmp_path)
+      html_report.client_numbers(tmp_path, 'accuracy')
 
   @pytest.mark.parametrize('damage', ['changed', 'cut', 'replaced'])
   def test_the_time(self, damage, run, caplog):

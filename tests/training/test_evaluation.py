@@ -629,3 +629,18 @@ class TestMergeClientWeights:
   def test_no_clients(self, model):
     with pytest.raises(ValueError, match='weights is empty'):
       evaluation.merge_client_weights(model, [])
+
+
+def test_undefined_metrics_do_not_count_in_a_mean_over_clients():
+  clients = {
+      name: {'loss': loss, 'auc': auc, 'vector': vector, 'num_examples': 2}
+      for name, loss, auc, vector in (
+          ('a', 1.0, 0.5, np.array([np.nan, np.nan])),
+          ('b', 3.0, np.nan, np.array([0.25, np.nan])),
+      )
+  }
+  means = evaluation.mean_over_clients(clients)
+  assert (means['loss'], means['auc']) == (2.0, 0.5)
+  np.testing.assert_array_equal(means['vector'], [0.25, np.nan])
+  clients['a']['loss'] = np.nan
+  assert np.isnan(evaluation.mean_over_clients(clients)['loss'])

@@ -1,9 +1,11 @@
 """The columns of results: one entry for each, which tables and plots read.
 
 A column is a column of `metrics.csv` and of `results.csv`, with one value for
-each evaluated round and for each run.
+each evaluated round and for each run. The metrics of a run decide its columns,
+see `of`; `tff_bn.catalog.tasks.METRICS` has the kinds of their numbers.
 """
 
+from collections.abc import Iterable, Sequence
 import dataclasses
 
 
@@ -12,8 +14,10 @@ class Kind:
   """What the numbers of a column are.
 
   Attributes:
-    name: The beginning of the names of their plots.
+    name: The name of the metric, which is the beginning of the names of its
+      plots.
     title: Their name on the axis of a plot.
+    word: Their name in a sentence.
     is_averaged: Whether `results.csv` has the mean over the last evaluated
       rounds, tables have the deviation over the seeds, and plots have a curve.
       Otherwise `results.csv` has the value of the last round.
@@ -22,38 +26,103 @@ class Kind:
     digits: The digits after the point in tables.
     axis_format: The format on the axis of a plot, as d3 writes it.
     is_logarithmic: Whether the axis of a plot is logarithmic.
-    range: The smallest and the largest possible number, where bands end.
+    range: The smallest and the largest possible number, where bands end; None:
+      there is none.
   """
 
   name: str
   title: str
+  word: str = ''
   is_averaged: bool = False
   higher_is_better: bool | None = None
   factor: float = 1.0
   digits: int = 2
   axis_format: str = '~g'
   is_logarithmic: bool = False
-  range: tuple[float, float] | None = None
+  range: tuple[float | None, float | None] = (None, None)
+
+  @property
+  def is_share(self) -> bool:
+    """Whether tables and axes show percentages."""
+    return self.factor == 100
+
+  @property
+  def unit(self) -> str:
+    """The unit in titles, behind a comma."""
+    return ', %' if self.is_share else ''
+
+  def text(self, number: float) -> str:
+    """Returns a number as tables show it."""
+    return f'{self.factor * number:.{self.digits}f}'
+
+  @property
+  def heading(self) -> str:
+    """The word at the beginning of a text."""
+    return _begin(self.word)
+
+  @property
+  def has_direction(self) -> bool:
+    """Whether one of two numbers is better."""
+    return self.higher_is_better is not None
 
 
-ACCURACY = Kind(
-    'accuracy',
-    'Accuracy',
-    is_averaged=True,
-    higher_is_better=True,
-    factor=100.0,
-    digits=1,
-    axis_format='~%',
-    range=(0, 1),
-)
+def _begin(text: str) -> str:
+  """Returns a text with a capital letter in front."""
+  return text[:1].upper() + text[1:]
+
+
+def share(name: str, word: str) -> Kind:
+  """Returns the kind of a metric from 0 to 1 that tables show in percent."""
+  return Kind(
+      name,
+      _begin(word),
+      word,
+      is_averaged=True,
+      higher_is_better=True,
+      factor=100.0,
+      digits=1,
+      axis_format='~%',
+      range=(0, 1),
+  )
+
+
+def number(
+    name: str,
+    word: str,
+    higher_is_better: bool | None = None,
+    largest: float | None = None,
+) -> Kind:
+  """Returns the kind of a metric that tables show as it is.
+
+  `largest` is the largest possible number, if there is one.
+  """
+  return Kind(
+      name,
+      _begin(word),
+      word,
+      is_averaged=True,
+      higher_is_better=higher_is_better,
+      digits=3,
+      range=(None, largest),
+  )
+
+
 # With wrong BN statistics, losses differ by orders of magnitude.
 LOSS = Kind(
     'loss',
-    'Loss (cross-entropy)',
+    'Loss',
+    'loss',
     is_averaged=True,
     higher_is_better=False,
     is_logarithmic=True,
 )
+
+
+def loss(word: str) -> Kind:
+  """Returns the kind of a loss, given its name in words."""
+  return dataclasses.replace(LOSS, title=f'Loss ({word})')
+
+
 COUNT = Kind('count', 'Number', digits=0)
 SIZE = Kind('size', 'MB')
 
@@ -80,13 +149,8 @@ class Column:
   axis_title: str = ''
 
 
-# In the order of `results.csv`. Tables and plots have the accuracies first.
-COLUMNS = (
-    Column('test_accuracy', 'Accuracy, %', ACCURACY),
-    Column('test_loss', 'Loss', LOSS),
-    Column('client_test_accuracy', 'Client accuracy, %', ACCURACY),
-    Column('client_test_loss', 'Client loss', LOSS, in_table=False),
-    Column('train_loss', 'Training loss', LOSS),
+# The columns of every run, after the ones of its metrics and its losses.
+_OF_ALL_RUNS = (
     Column('rounds', 'Rounds', COUNT, 'trained'),
     Column(
         'exchanges',
@@ -106,17 +170,51 @@ COLUMNS = (
 )
 
 
-def averaged() -> list[Column]:
+def of(metrics: Sequence[Kind], loss_kind: Kind = LOSS) -> tuple[Column, ...]:
+  """Returns the columns of runs with these metrics, as `results.csv` has them.
+
+  The first metric is the main one: tables have its mean over the clients, too.
+  """
+  measured = []
+  for prefix, words, is_main in (
+      ('test_', '', True),
+      ('client_test_', 'Client ', False),
+  ):
+    for position, kind in enumerate(metrics):
+      measured.append(
+          Column(
+              f'{prefix}{kind.name}',
+              _begin(f'{words}{kind.word}{kind.unit}'),
+              kind,
+              in_table=is_main or not position,
+          )
+      )
+    measured.append(
+        Column(
+            f'{prefix}{loss_kind.name}',
+            _begin(f'{words}{loss_kind.word}'),
+            loss_kind,
+            in_table=is_main,
+        )
+    )
+  return (
+      *measured,
+      Column(f'train_{loss_kind.name}', 'Training loss', loss_kind),
+      *_OF_ALL_RUNS,
+  )
+
+
+def averaged(columns: Iterable[Column]) -> list[Column]:
   """Returns the columns with means over the last rounds and with curves."""
-  return [column for column in COLUMNS if column.kind.is_averaged]
+  return [column for column in columns if column.kind.is_averaged]
 
 
 def costs() -> list[Column]:
   """Returns the columns against which curves are drawn."""
-  return [column for column in COLUMNS if column.axis_title]
+  return [column for column in _OF_ALL_RUNS if column.axis_title]
 
 
-def by_kind() -> list[Column]:
-  """Returns all columns as tables and plots show them: kind after kind."""
-  kinds = list(dict.fromkeys(column.kind for column in COLUMNS))
-  return sorted(COLUMNS, key=lambda column: kinds.index(column.kind))
+def by_kind(columns: Sequence[Column]) -> list[Column]:
+  """Returns columns as tables and plots show them: kind after kind."""
+  kinds = list(dict.fromkeys(column.kind for column in columns))
+  return sorted(columns, key=lambda column: kinds.index(column.kind))

@@ -1,13 +1,22 @@
-"""Tasks: what a model learns from the labels.
+"""Tasks: what a model learns from the labels, with their losses and metrics.
 
 A task decides the form of the labels and of the model's output. It says which
-loss and metrics a run has by default.
+loss and metrics a run has by default. The first metric is the main one: tables,
+plots and pages show it first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+import dataclasses
+from typing import Any, Optional
 
+from tff_bn.catalog import columns
+from tff_bn.catalog import value_types
+from tff_bn.catalog.options import Option
 from tff_bn.catalog.parts import Part
+from tff_bn.catalog.parts import PartName
 from tff_bn.catalog.parts import Parts
+from tff_bn.catalog.parts import listing
+from tff_bn.catalog.parts import require_function
 
 CLASSIFICATION = 'classification'
 BINARY = 'binary'
@@ -16,40 +25,325 @@ REGRESSION = 'regression'
 SEGMENTATION = 'segmentation'
 
 
-class Task(Part):
-  """A task. Its function builds the loss."""
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """A task.
+
+  Attributes:
+    name: The name in flags.
+    description: The labels and the model's output, in a few words.
+    labels: The labels in two or three words.
+    loss: The default loss, a key of `LOSSES`.
+    metrics: The default metrics, keys of `METRICS`; the main one is the first.
+    has_classes: Whether each sample has one class, so that classes can have
+      weights.
+    column: The title of a column in the counts of each client's labels.
+  """
+
+  name: str
+  description: str
+  labels: str
+  loss: str
+  metrics: tuple[str, ...]
+  has_classes: bool = False
+  column: str = 'class'
 
 
-TASKS: Parts[Task] = Parts(
-    Task(
-        CLASSIFICATION,
-        'one class for each sample: integers [n], or [n, 1]; a logit for each'
-        ' class',
-        'keras.losses:SparseCategoricalCrossentropy',
+TASKS: Mapping[str, Task] = {
+    task.name: task
+    for task in (
+        Task(
+            CLASSIFICATION,
+            'one class for each sample: integers [n], or [n, 1]; a logit for'
+            ' each class',
+            'classes',
+            'cross_entropy',
+            ('accuracy',),
+            has_classes=True,
+        ),
+        Task(
+            BINARY,
+            'yes or no for each sample: 0 or 1, or bools, [n] or [n, 1]; one'
+            ' logit',
+            'yes or no',
+            'binary_cross_entropy',
+            ('accuracy', 'auc'),
+            has_classes=True,
+        ),
+        Task(
+            MULTILABEL,
+            'any number of labels for each sample: 0 or 1, or bools, [n,'
+            ' labels]; a logit for each label',
+            'several yes or no for each sample',
+            'binary_cross_entropy',
+            ('auc', 'f1'),
+            column='label',
+        ),
+        Task(
+            REGRESSION,
+            'numbers for each sample: floats [n] or [n, targets]; as many'
+            ' outputs',
+            'floats',
+            'mean_squared_error',
+            ('mae', 'r2'),
+            column='range of the target',
+        ),
+        Task(
+            SEGMENTATION,
+            'one class for each pixel: integers [n, height, width], or [n,'
+            ' height, width, 1]; a logit for each pixel and class',
+            'a class for each pixel',
+            'cross_entropy',
+            ('dice', 'mean_iou', 'accuracy'),
+        ),
+    )
+}
+# The tasks in which one of several classes is right, for a sample or a pixel.
+EXCLUSIVE = (CLASSIFICATION, SEGMENTATION)
+# The tasks with an independent yes or no for each output.
+YES_OR_NO = (BINARY, MULTILABEL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss(Part):
+  """A loss. Its function gets the task and returns a `keras.losses.Loss`.
+
+  Attributes:
+    word: Its name in a sentence.
+    tasks: The tasks that it is for, keys of `TASKS`.
+  """
+
+  word: str = ''
+  tasks: tuple[str, ...] = tuple(TASKS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric(Part):
+  """A metric.
+
+  Its function gets the task and the number of outputs. It returns a
+  `keras.metrics.Metric` with the name of this entry, for labels and outputs of
+  the task, whose variables are sums over the examples.
+
+  Attributes:
+    kind: What its numbers are.
+    tasks: The tasks that it is for, keys of `TASKS`.
+  """
+
+  kind: Optional[columns.Kind] = None
+  tasks: tuple[str, ...] = tuple(TASKS)
+
+
+YOUR_FUNCTION = 'a function of yours as package.module:NAME'
+
+
+def _loss_of_object(name: str, function: Any) -> Loss:
+  """Returns the entry of a user's function."""
+  require_function(
+      function,
+      'a function without arguments that returns a keras.losses.Loss, or such a'
+      ' class',
+  )
+  word = name.partition(':')[2]
+  return Loss(name, 'a loss of yours', lambda task: function(), word=word)
+
+
+def _metric_of_object(name: str, function: Any) -> Metric:
+  """Returns the entry of a user's function."""
+  require_function(
+      function,
+      'a function without arguments that returns a keras.metrics.Metric, or'
+      ' such a class',
+  )
+  return Metric(name, 'a metric of yours', lambda task, num_outputs: function())
+
+
+_LOSSES = 'tff_bn.models.losses'
+LOSSES: Parts[Loss] = Parts(
+    Loss(
+        'cross_entropy',
+        'cross-entropy of the classes',
+        f'{_LOSSES}:cross_entropy',
+        word='cross-entropy',
+        tasks=EXCLUSIVE,
     ),
-    Task(
-        BINARY,
-        'yes or no for each sample: 0 or 1, or bools, [n] or [n, 1]; one logit',
-        'keras.losses:BinaryCrossentropy',
+    Loss(
+        'binary_cross_entropy',
+        'mean over the outputs of the cross-entropy of yes and no',
+        f'{_LOSSES}:binary_cross_entropy',
+        word='binary cross-entropy',
+        tasks=YES_OR_NO,
     ),
-    Task(
-        MULTILABEL,
-        'any number of labels for each sample: 0 or 1, or bools, [n, labels]; a'
-        ' logit for each label',
-        'keras.losses:BinaryCrossentropy',
+    Loss(
+        'focal',
+        'cross-entropy times (1 - p)^2, where p is the probability of the right'
+        ' answer: for rare classes (Lin et al. 2017)',
+        f'{_LOSSES}:focal',
+        word='focal',
+        tasks=(*EXCLUSIVE, *YES_OR_NO),
     ),
-    Task(
-        REGRESSION,
-        'numbers for each sample: floats [n] or [n, targets]; as many outputs',
-        'keras.losses:MeanSquaredError',
+    Loss(
+        'dice',
+        '1 - soft Dice, the mean over the classes other than 0 (Milletari et'
+        ' al. 2016)',
+        f'{_LOSSES}:dice',
+        word='Dice',
+        tasks=(SEGMENTATION,),
     ),
-    Task(
-        SEGMENTATION,
-        'one class for each pixel: integers [n, height, width], or [n, height,'
-        ' width, 1]; a logit for each pixel and class',
-        'keras.losses:SparseCategoricalCrossentropy',
+    Loss(
+        'mean_squared_error',
+        'squared error',
+        f'{_LOSSES}:mean_squared_error',
+        word='mean squared error',
+        tasks=(REGRESSION,),
     ),
+    Loss(
+        'mean_absolute_error',
+        'absolute error: large errors count less',
+        f'{_LOSSES}:mean_absolute_error',
+        word='mean absolute error',
+        tasks=(REGRESSION,),
+    ),
+    Loss(
+        'huber',
+        'squared error below 1, absolute error above (Huber 1964)',
+        f'{_LOSSES}:huber',
+        word='Huber',
+        tasks=(REGRESSION,),
+    ),
+    of_object=_loss_of_object,
 )
+
+_METRICS = 'tff_bn.models.metrics'
+
+
+def _metric(
+    kind: columns.Kind, description: str, tasks: Collection[str]
+) -> Metric:
+  return Metric(
+      kind.name,
+      description,
+      f'{_METRICS}:{kind.name}',
+      kind=kind,
+      tasks=tuple(tasks),
+  )
+
+
+METRICS: Parts[Metric] = Parts(
+    _metric(
+        columns.share('accuracy', 'accuracy'),
+        'share of right answers: classes, labels or pixels',
+        (*EXCLUSIVE, *YES_OR_NO),
+    ),
+    _metric(
+        columns.share('top_5_accuracy', 'top-5 accuracy'),
+        'share of samples whose class is among the 5 most likely ones',
+        (CLASSIFICATION,),
+    ),
+    _metric(
+        columns.number('auc', 'AUC', higher_is_better=True, largest=1),
+        'area under the ROC curve; with several labels, their mean',
+        YES_OR_NO,
+    ),
+    _metric(
+        columns.share('f1', 'F1'),
+        'F1 score; with several classes or labels, their mean',
+        (CLASSIFICATION, *YES_OR_NO),
+    ),
+    _metric(
+        columns.share('precision', 'precision'),
+        'share of predicted samples of a class that have it; with several'
+        ' classes or labels, their mean',
+        (CLASSIFICATION, *YES_OR_NO),
+    ),
+    _metric(
+        columns.share('recall', 'recall'),
+        'share of the samples of a class that are found; with several classes'
+        ' or labels, their mean',
+        (CLASSIFICATION, *YES_OR_NO),
+    ),
+    _metric(
+        columns.number('mae', 'MAE', higher_is_better=False),
+        'mean absolute error',
+        (REGRESSION,),
+    ),
+    _metric(
+        columns.number('rmse', 'RMSE', higher_is_better=False),
+        'root of the mean squared error',
+        (REGRESSION,),
+    ),
+    _metric(
+        columns.number('r2', 'R²', higher_is_better=True, largest=1),
+        'share of the variance of the targets that the model explains; with'
+        ' several targets, their mean',
+        (REGRESSION,),
+    ),
+    _metric(
+        columns.share('dice', 'Dice'),
+        'overlap of predicted and true pixels, 2 |A ∩ B| / (|A| + |B|): mean'
+        ' over the classes other than 0 that occur',
+        (SEGMENTATION,),
+    ),
+    _metric(
+        columns.share('mean_iou', 'mean IoU'),
+        'intersection over union: mean over the classes that occur',
+        (SEGMENTATION,),
+    ),
+    of_object=_metric_of_object,
+)
+
+
+def kind(name: str) -> columns.Kind:
+  """Returns what the numbers of a metric are, given the name of its result.
+
+  Of a user's metric, nothing is known but the name.
+  """
+  found = METRICS[name].kind if name in METRICS else None
+  return found or columns.number(name, name)
+
+
+def loss_of(task: str, loss: Optional[str]) -> Loss:
+  """Returns the loss of a run; None: the default of the task."""
+  return LOSSES[loss or TASKS[task].loss]
+
+
+def metrics_of(task: str, metrics: Optional[Sequence[str]]) -> list[Metric]:
+  """Returns the metrics of a run; None: the defaults of the task."""
+  return [METRICS[name] for name in metrics or TASKS[task].metrics]
+
+
+def check(
+    task: str,
+    loss: Optional[str] = None,
+    metrics: Optional[Sequence[str]] = None,
+    class_weight: Optional[str] = None,
+) -> None:
+  """Checks that a loss, metrics and class weights are possible for a task.
+
+  Raises:
+    ValueError: If one of them is for other tasks.
+  """
+  for option, parts, names in (
+      (LOSS, LOSSES, () if loss is None else (loss,)),
+      (METRICS_OPTION, METRICS, metrics or ()),
+  ):
+    for name in names:
+      if task not in parts[name].tasks:
+        possible = [n for n, part in parts.items() if task in part.tasks]
+        raise ValueError(
+            f'{option.name}={name} is for {_enumerate(parts[name].tasks)}, but'
+            f' the task is {task}; use {_enumerate(possible, "or")}.'
+        )
+  if class_weight not in (None, NO_WEIGHTS) and not has_sample_classes(task):
+    raise ValueError(
+        f'{CLASS_WEIGHT.name}={class_weight} needs one class for each sample,'
+        f' but the task is {task}.'
+    )
+
+
+def _enumerate(names: Sequence[str], word: str = 'and') -> str:
+  *others, last = names
+  return f'{", ".join(others)} {word} {last}' if others else last
 
 
 def task_of_labels(kind: str, shape: Sequence[int]) -> str:
@@ -88,7 +382,7 @@ def task_of_labels(kind: str, shape: Sequence[int]) -> str:
 
 def has_sample_classes(task: str) -> bool:
   """Whether each sample has exactly one class."""
-  return task in (CLASSIFICATION, BINARY)
+  return TASKS[task].has_classes
 
 
 def output_shape(
@@ -103,3 +397,49 @@ def output_shape(
   """
   pixels = tuple(input_shape[:2]) if task == SEGMENTATION else ()
   return (*pixels, num_outputs)
+
+
+TASK = Option(
+    'task',
+    value_types.Choice(TASKS),
+    f'What the model learns from the labels:\n{listing(TASKS)}',
+    default_text="found from the labels' dtype and shape",
+)
+LOSS = Option(
+    'loss',
+    PartName(LOSSES, YOUR_FUNCTION),
+    f'The loss:\n{listing(LOSSES)}or {YOUR_FUNCTION}; the function is called'
+    ' without arguments and returns a keras.losses.Loss',
+    default_text=', '.join(
+        f'{task.loss} for {task.name}' for task in TASKS.values()
+    ),
+)
+METRICS_OPTION = Option(
+    'metrics',
+    value_types.List(PartName(METRICS, YOUR_FUNCTION)),
+    'Comma-separated metrics. The first one is the main one, which tables,'
+    f' plots and pages show first:\n{listing(METRICS)}or {YOUR_FUNCTION}; the'
+    ' function is called without arguments and returns a keras.metrics.Metric'
+    ' whose variables are sums over the examples',
+    default_text='; '.join(
+        f'{",".join(task.metrics)} for {task.name}' for task in TASKS.values()
+    ),
+)
+NO_WEIGHTS = 'none'
+BALANCED = 'balanced'
+CLASS_WEIGHTS = {
+    NO_WEIGHTS: 'all samples count alike',
+    BALANCED: (
+        'each class counts alike: a sample of a class has the weight n / (k *'
+        ' c), given n samples of all clients that train, k classes and c'
+        ' samples of this class'
+    ),
+}
+CLASS_WEIGHT = Option(
+    'class_weight',
+    value_types.Choice(CLASS_WEIGHTS),
+    'The weights of the samples in the training loss. For classification and'
+    f' binary:\n{listing(CLASS_WEIGHTS)}',
+    default_text=NO_WEIGHTS,
+)
+OPTIONS = (LOSS, METRICS_OPTION, CLASS_WEIGHT)

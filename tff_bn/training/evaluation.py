@@ -268,8 +268,9 @@ def mean_over_clients(results: Mapping[str, Metrics]) -> Optional[Metrics]:
 
   Returns:
     The same entries. The loss and the metrics are unweighted means over the
-    clients that have data, and `num_examples` is the sum. `None` if no client
-    has data.
+    clients that have data, and `num_examples` is the sum. A client for which a
+    metric is NaN, because it is undefined, does not count in its mean. `None`
+    if no client has data.
   """
   with_data = [result for result in results.values() if result['num_examples']]
   if not with_data:
@@ -277,15 +278,25 @@ def mean_over_clients(results: Mapping[str, Metrics]) -> Optional[Metrics]:
   means: Metrics = collections.OrderedDict(
       (
           name,
-          _float_or_array(
-              np.mean([result[name] for result in with_data], axis=0)
-          ),
+          _float_or_array(_mean([result[name] for result in with_data], name)),
       )
       for name in with_data[0]
       if name != 'num_examples'
   )
   means['num_examples'] = sum(result['num_examples'] for result in with_data)
   return means
+
+
+def _mean(values: Sequence[Any], name: str) -> np.ndarray:
+  """Returns the mean of defined numbers; any NaN counts in the loss."""
+  if name == 'loss':
+    return np.mean(values, axis=0)
+  is_defined = ~np.isnan(values)
+  # If nothing is defined, 0 / 0.
+  with np.errstate(invalid='ignore'):
+    return np.sum(np.where(is_defined, values, 0), axis=0) / np.sum(
+        is_defined, axis=0
+    )
 
 
 def reestimate_batch_norm_statistics(

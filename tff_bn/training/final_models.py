@@ -93,11 +93,15 @@ class FinalModels:
 def describe(dataset: dataset_lib.Dataset) -> dict[str, Any]:
   """Returns the manifest's entries about the training data.
 
-  These are the names of the classes in the order of the models' outputs, the
-  number by which the original values were divided, and the scaling after that.
+  These are the task, the number of outputs of the models, the names of the
+  classes in the order of the outputs, the number by which the original values
+  were divided, and the scaling after that.
   """
   description: dict[str, Any] = dict(
-      class_names=list(dataset.class_names), divisor=dataset.total_divisor
+      task=dataset.task,
+      num_outputs=dataset.num_outputs,
+      class_names=list(dataset.class_names),
+      divisor=dataset.total_divisor,
   )
   if dataset.scaling is not None:
     description['pixel_scaling'] = dataset.scaling.to_json()

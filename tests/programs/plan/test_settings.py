@@ -79,6 +79,7 @@ attack_strength=2.0 num_attackers=1 dataset=domains:a=digits,b=emnist
 data_dir=/data image_size=9x8 pixel_scaling=standardized train_share=0.5
 samples_per_domain=20 split=dirichlet num_clients=7 dirichlet_by=client
 held_out_clients=client_1 held_out_prior=8.0 dirichlet_alpha=0.25 model=mlp3
+task=binary loss=focal metrics=auc,f1 class_weight=balanced
 normalization=none precision=mixed_bfloat16 batch_norm_momentum=0.5 pan=multiply
 pan_amplitude=0.25 pan_period=2.0 pan_personal_share=0.5 rounds=11
 clients_per_round=6 local_epochs=2 batch_size=13 client_learning_rate=0.75

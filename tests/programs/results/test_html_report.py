@@ -43,6 +43,7 @@ _CHROMIUM_FLAGS = (
 class _Data:
   """Clients of one class each, and one example of the next class."""
 
+  task = 'classification'
   class_names = ()
 
   def __init__(self):

@@ -1,5 +1,6 @@
 """Tests for the charts that become PNG files, read from their SVG."""
 
+import dataclasses
 import itertools
 import math
 import re
@@ -169,7 +170,7 @@ def test_losses_have_a_logarithmic_axis():
   chart = plots.of_algorithms(runs, '')['loss']
   # The band ends at half of the smallest mean.
   band, *_ = drawn.marks(chart, 'high')
-  assert float(band['Loss (cross-entropy)']) == 0.25
+  assert float(band['Loss']) == 0.25
   assert '0.5' in drawn.texts(chart)
 
 
@@ -178,6 +179,7 @@ def _data(counts, client_ids, class_names=()):
       label_distribution=lambda: np.array(counts),
       client_ids=client_ids,
       class_names=class_names,
+      task='classification',
   )
 
 
@@ -497,3 +499,55 @@ def test_datasets_have_short_names(labels, shown):
   assert [title.split(',')[0] for title in panels[::2]] == [
       f'dataset={name}' for name in shown
   ]
+
+
+def _regression_runs(axes, mae):
+  return [
+      report.Run(
+          cell.labels,
+          0,
+          [
+              dict(
+                  round=1,
+                  test_loss=1.0,
+                  test_mae=mae(cell.labels),
+                  test_r2=0.5,
+                  exchanges=2,
+              )
+          ],
+          loss='mean squared error',
+      )
+      for cell in axes_lib.product(axes)
+  ]
+
+
+def test_heat_maps_of_errors():
+  """The worst case is the largest error, and small ones are light."""
+  axes = [_ATTACKS, _GAMMA, _STEPS]
+  runs = _regression_runs(
+      axes, lambda labels: 1.5 if labels['attack'] == 'alie' else 1.25
+  )
+  results = report.results(runs, 1)
+  found = plots.of_sweep(runs, results, 1, axes, '')
+  maps = {name for name in found if name.startswith('heat_map')}
+  assert maps == {'heat_map_gamma_local_steps'}
+  chart = found['heat_map_gamma_local_steps']
+  assert {cell['value'] for cell in chart['data']['values']} == {1.5}
+  assert chart['title']['text'][0].startswith('MAE, global model')
+  rectangles, numbers = chart['spec']['layer']
+  assert rectangles['encoding']['color']['scale']['reverse']
+  assert "'.3f'" in str(numbers)
+
+
+def test_curves_of_several_metrics():
+  runs = _regression_runs([_ALGORITHMS], lambda labels: 1.0)
+  found = plots.of_algorithms(runs, '')
+  assert list(found) == ['mae', 'mae_by_exchanges', 'r2', 'loss']
+  assert 'Loss (mean squared error)' in drawn.texts(found['loss'])
+  assert 'R²' in drawn.texts(found['r2'])  # It has no smallest value.
+
+
+def test_runs_with_several_losses_have_no_common_name():
+  runs = _regression_runs([_ALGORITHMS], lambda labels: 1.0)
+  runs[0] = dataclasses.replace(runs[0], loss='Huber')
+  assert 'Loss' in drawn.texts(plots.of_algorithms(runs, '')['loss'])

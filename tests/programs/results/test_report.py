@@ -194,8 +194,12 @@ def test_costs_of_a_result():
 def test_table_of_evaluations():
   text = report.evaluation_table(
       [
-          report.Evaluation('global', '', 360, 0.625, 1 / 3),
-          report.Evaluation('own', 'client_0', 0, None, None),
+          report.Evaluation(
+              'global', '', 360, {'accuracy': 0.625, 'loss': 1 / 3}
+          ),
+          report.Evaluation(
+              'own', 'client_0', 0, {'accuracy': None, 'loss': None}
+          ),
       ]
   )
   titles, _, *rows = csv_rows.cells(text)
@@ -209,8 +213,12 @@ def test_table_of_evaluations():
 def test_table_of_reestimated_statistics_names_their_data():
   text = report.evaluation_table(
       [
-          report.Evaluation('global', '', 360, 0.625, 1 / 3),
-          report.Evaluation('global', 'rome', 10, 0.5, 1.0),
+          report.Evaluation(
+              'global', '', 360, {'accuracy': 0.625, 'loss': 1 / 3}
+          ),
+          report.Evaluation(
+              'global', 'rome', 10, {'accuracy': 0.5, 'loss': 1.0}
+          ),
       ],
       reestimated=True,
   )
@@ -225,11 +233,11 @@ def test_table_of_reestimated_statistics_names_their_data():
 
 def test_evaluations_have_the_names_of_the_training():
   evaluations = [
-      report.Evaluation('global', '', 360, 0.625, 0.25),
-      report.Evaluation('own', 'client_0', 10, 0.5, 1.0),
-      report.Evaluation('own', 'client_1', 0, None, None),
+      report.Evaluation('global', '', 360, {'accuracy': 0.625, 'loss': 0.25}),
+      report.Evaluation('own', 'client_0', 10, {'accuracy': 0.5, 'loss': 1.0}),
+      report.Evaluation('own', 'client_1', 0, {'accuracy': None, 'loss': None}),
       # Its own mean does not depend on the number of examples.
-      report.Evaluation('own', 'client_2', 90, 1.0, 2.0),
+      report.Evaluation('own', 'client_2', 90, {'accuracy': 1.0, 'loss': 2.0}),
   ]
   lines = report.describe_evaluation(evaluations).splitlines()
   trained = report.describe_last(
@@ -312,3 +320,51 @@ def test_rounds_can_be_swept():
   results = report.results([_swept({'rounds': '3'}, 0, 0.5)], 1)
   assert results['rounds'].tolist() == ['3']
   assert '| 3      |' in report.results_markdown(results, 1, ['rounds'])
+
+
+_REGRESSION = [
+    dict(
+        round=number,
+        train_loss=0.5,
+        train_mae=0.25,
+        train_r2=0.5,
+        test_loss=1.0,
+        test_mae=0.5 / number,
+        test_r2=0.25,
+        client_test_loss=2.0,
+        client_test_mae=0.75,
+        client_test_r2=0.125,
+    )
+    for number in (1, 2)
+]
+
+
+def test_other_metrics():
+  runs = [
+      report.Run({'algorithm': 'fedavg', 'train_share': '0.5'}, 0, _REGRESSION)
+  ]
+  table = report.results(runs, 1)
+  assert list(table.columns) == [
+      *('algorithm', 'train_share', 'seed', 'test_mae', 'test_r2', 'test_loss'),
+      *('client_test_mae', 'client_test_r2', 'client_test_loss', 'train_loss'),
+      *('rounds', 'exchanges', 'megabytes'),
+  ]
+  titles, cells = report.table_cells(table)
+  assert titles == [
+      *('Algorithm', 'MAE', 'Client MAE', 'R²', 'Loss', 'Training loss'),
+      'Rounds',
+  ]
+  assert cells == ['fedavg', '0.250', '0.750', '0.250', '1.00', '0.50', '2']
+  first, *_ = report.notes(table, 1, runs)
+  assert first == 'Metrics and losses: value of the last round; one seed.'
+
+
+def test_evaluations_of_other_metrics():
+  rows = [
+      report.Evaluation('global', '', 9, {'mae': 0.5, 'loss': 0.25}),
+      report.Evaluation('global', 'a', 4, {'mae': 0.25, 'loss': 1.0}),
+      report.Evaluation('global', 'b', 5, {'mae': 0.75, 'loss': 0.0}),
+  ]
+  titles, _, first, *_ = csv_rows.cells(report.evaluation_table(rows))
+  assert titles[3:] == ['MAE', 'Loss'] and first[3:] == ['0.500', '0.2500']
+  assert 'loss 0.5000, mae 0.5000' in report.describe_evaluation(rows)

@@ -69,6 +69,46 @@ def test_models_that_know_their_own_data_only():
   )
 
 
+def _with_metric(name, algorithm, value, own=''):
+  row = _row(algorithm, value, own, exchanges='')
+  return {k.replace('accuracy', name): v for k, v in row.items()}
+
+
+def test_other_shares():
+  facts = _facts(
+      _with_metric('dice', 'centralized', 0.9),
+      _with_metric('dice', 'fedbn', 0.6, 0.8),
+  )
+  assert facts['fedbn'] == (
+      "30.0 points below centralized; the Dice of the clients' own models is"
+      ' 80.0% on their own test data but only 60.0% on the whole test set'
+  )
+
+
+@pytest.mark.parametrize(
+    'value,fact',
+    [
+        (2.5, 'MAE 25 % above centralized'),
+        (1.0, 'MAE 50 % below centralized'),
+        (2.03, 'MAE within 2 % of centralized'),
+        (math.inf, ''),
+    ],
+)
+def test_numbers(value, fact):
+  facts = _facts(
+      _with_metric('mae', 'centralized', 2.0),
+      _with_metric('mae', 'fedbn', value, own=10.0),
+  )
+  assert facts['fedbn'] == fact
+
+
+def test_a_percentage_of_nothing():
+  facts = _facts(
+      _with_metric('r2', 'centralized', -0.1), _with_metric('r2', 'fbn', 0.5)
+  )
+  assert facts['fbn'] == ''
+
+
 @pytest.mark.parametrize('accuracy', ['', math.nan])
 def test_no_accuracy(accuracy):
   rows = _row('centralized', 0.9), _row('fedavg', accuracy, own=0.5)

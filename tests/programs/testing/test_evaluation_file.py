@@ -28,8 +28,8 @@ def test_rows_say_what_they_are_about(tmp_path):
       '--pixel_scaling=symmetric',
   )
   rows = [
-      report.Evaluation('global', '', 360, 0.1, 1 / 3),
-      report.Evaluation('own', 'client_0', 0, None, None),
+      report.Evaluation('global', '', 360, {'accuracy': 0.1, 'loss': 1 / 3}),
+      report.Evaluation('own', 'client_0', 0, {'accuracy': None, 'loss': None}),
   ]
 
   assert evaluation_file.add(path, subject, rows) == 0
@@ -79,7 +79,7 @@ def test_other_evaluations_are_kept(other, tmp_path):
   first = _subject(tmp_path)
   second = _subject(tmp_path, *other.pop('arguments'), **other)
   old, new, newest = (
-      [report.Evaluation('global', '', 4, accuracy, 1.0)]
+      [report.Evaluation('global', '', 4, {'accuracy': accuracy, 'loss': 1.0})]
       for accuracy in (0.25, 0.5, 0.75)
   )
   evaluation_file.add(path, first, old)
@@ -93,7 +93,7 @@ def test_other_evaluations_are_kept(other, tmp_path):
 def test_damaged_file(damage, tmp_path):
   path = tmp_path / 'evaluation.csv'
   subject = _subject(tmp_path)
-  rows = [report.Evaluation('global', '', 360, 0.1, 0.3)]
+  rows = [report.Evaluation('global', '', 360, {'accuracy': 0.1, 'loss': 0.3})]
   evaluation_file.add(path, subject, rows)
   content = path.read_bytes() + damage
   path.write_bytes(content)
@@ -113,9 +113,15 @@ def written(tmp_path):
         path,
         _subject(tmp_path, *arguments),
         [
-            report.Evaluation('global', '', 72, 0.0625, 1.5),
-            report.Evaluation('own', 'client\r\n0', 36, 0.056, 0.1),
-            report.Evaluation('own', 'client_1', 0, None, None),
+            report.Evaluation(
+                'global', '', 72, {'accuracy': 0.0625, 'loss': 1.5}
+            ),
+            report.Evaluation(
+                'own', 'client\r\n0', 36, {'accuracy': 0.056, 'loss': 0.1}
+            ),
+            report.Evaluation(
+                'own', 'client_1', 0, {'accuracy': None, 'loss': None}
+            ),
         ],
     )
   return path
@@ -154,7 +160,21 @@ def test_changed_file(change, written, tmp_path):
   text = change(written.read_bytes().decode())
   assert text != written.read_bytes().decode()
   written.write_bytes(text.encode())
-  rows = [report.Evaluation('global', '', 4, 0.25, 1.0)]
+  rows = [report.Evaluation('global', '', 4, {'accuracy': 0.25, 'loss': 1.0})]
   with pytest.raises(ValueError, match=f'{written} is damaged.*earlier vers'):
     evaluation_file.add(written, _subject(tmp_path), rows)
   assert written.read_bytes() == text.encode()
+
+
+def test_other_metrics_need_another_file(tmp_path):
+  path = tmp_path / 'evaluation.csv'
+  evaluation_file.check(path, ['mae', 'loss'])
+  rows = [report.Evaluation('global', '', 4, {'mae': 0.25, 'loss': 1.0})]
+  evaluation_file.add(path, _subject(tmp_path), rows)
+  assert evaluation_file.read(path) == {_subject(tmp_path): rows}
+  evaluation_file.check(path, ['mae', 'loss'])
+  with pytest.raises(
+      ValueError,
+      match='numbers mae, loss, but this run has accuracy, loss; use another',
+  ):
+    evaluation_file.check(path, ['accuracy', 'loss'])

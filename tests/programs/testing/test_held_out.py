@@ -260,3 +260,15 @@ def test_evaluation_has_the_scaling_of_the_training(tmp_path, capsys):
   assert evaluate.run(command) == 2
   error = capsys.readouterr().err
   assert 'has 3 channels, but the run scales 1.' in error
+
+
+def test_table_of_errors():
+  results = pd.DataFrame(
+      [('a', 'averaged', '4', '0.25', '1.5'), ('b', 'averaged', '0', '', '')],
+      columns=['client', 'statistics', 'num_examples', 'mae', 'loss'],
+  )
+  text = held_out.table(results, 'Client')
+  titles, _, *rows = csv_rows.cells(text)
+  assert titles[:2] == ['Client', 'averaged']
+  assert rows[0][:2] == ['a', '0.250']
+  assert '- MAE: global model on the own test data' in text

@@ -264,3 +264,37 @@ def test_models_of_earlier_versions_have_no_notes(tmp_path):
   _model(keras.layers.BatchNormalization()).save(path)
   code = keras_files.prediction_code(path, dict(input_shape=[4]), None)
   assert code[-1] == f"model = keras.models.load_model('{path}')"
+
+
+@pytest.mark.parametrize(
+    'task, names, expected',
+    [
+        ('classification', ['a', 'b', 'c'], ['c', 'a']),
+        ('binary', ['no', 'yes'], ['yes', 'no']),
+        ('multilabel', ['a', 'b', 'c'], [['a', 'c'], ['b']]),
+        ('regression', [], [[1, -1, 2], [-1, 0.5, -2]]),
+    ],
+)
+def test_predictions_of_tasks(task, names, expected, tmp_path):
+  manifest = dict(task=task, class_names=names, input_shape=[3], divisor=None)
+  code = keras_files.usage_code(tmp_path, manifest, None)
+  outputs = np.array([[1, -1, 2], [-1, 0.5, -2]])
+  if task == 'classification':
+    outputs[1] = [3, 0, 0]
+  model = types.SimpleNamespace(predict=lambda x: outputs)
+  found = {'x': np.zeros((2, 3)), 'model': model}
+  exec('\n'.join(code), found)
+  assert np.array_equal(
+      np.asarray(found['predicted'], object), np.asarray(expected, object)
+  )
+
+
+def test_predictions_of_pixels_are_numbers(tmp_path):
+  manifest = dict(
+      task='segmentation',
+      class_names=['background', 'disc'],
+      input_shape=[2, 2, 1],
+      divisor=1,
+  )
+  code = keras_files.usage_code(tmp_path, manifest, None)
+  assert code[-1] == 'predicted = model.predict(x).argmax(axis=-1)'

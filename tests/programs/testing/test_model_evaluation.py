@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 
 from tff_bn import data as tff_bn_data
+from tff_bn.catalog import tasks
 from tff_bn.programs.testing import model_evaluation
 
 
-def _data(shape, num_classes):
+def _data(shape, num_classes, task=tasks.CLASSIFICATION):
   dataset = types.SimpleNamespace(name='mine', input_shape=shape, scaling=None)
   return types.SimpleNamespace(
       dataset=dataset,
+      task=task,
+      num_outputs=num_classes,
       num_classes=num_classes,
       with_scaling=lambda numbers: ('scaled', numbers),
   )
@@ -24,7 +27,9 @@ def _check(data):
   """Checks data for a model of 4 numbers with 3 outputs."""
   keras_model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
   model_evaluation.check_data(
-      types.SimpleNamespace(weights=lambda model: None),
+      types.SimpleNamespace(
+          weights=lambda model: None, manifest={'num_outputs': 3}
+      ),
       types.SimpleNamespace(to_keras=lambda weights: keras_model),
       data,
   )
@@ -45,6 +50,15 @@ def test_classes_and_shapes_that_fit():
 def test_data_that_does_not_fit(shape, num_classes, message):
   with pytest.raises(ValueError, match=f'^--dataset=mine {message}'):
     _check(_data(shape, num_classes))
+
+
+@pytest.mark.parametrize('num_outputs', [2, 4])
+def test_other_tasks_need_the_same_outputs(num_outputs):
+  _check(_data((4,), 3, tasks.REGRESSION))
+  with pytest.raises(
+      ValueError, match=f'mine needs {num_outputs} outputs, but'
+  ):
+    _check(_data((4,), num_outputs, tasks.REGRESSION))
 
 
 def test_pixels_are_scaled_as_in_training():
