@@ -258,6 +258,7 @@ def test_fed_babu_fixes_the_head(toy):
     )
 
 
+@pytest.mark.slow
 def test_fed_babu_equals_fed_avg_of_a_frozen_head(toy):
   def frozen():
     keras_model = toy.keras_model()
