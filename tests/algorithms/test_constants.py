@@ -174,8 +174,11 @@ def test_a_round_is_that_of_the_rest_of_the_model(toy, name):
     changing = [v for p, v in enumerate(values) if p not in whole.constants]
     for a, b in zip(changing, rest.from_model_weights(of_rest), strict=True):
       np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+  untrained = rest.initial_weights.trainable
   assert any(  # It has trained.
-      np.any(weights_of_one.trainable[-1]) for weights_of_one in weights
+      np.any(a != b)
+      for weights_of_one in weights_of_rest
+      for a, b in zip(weights_of_one.trainable, untrained, strict=True)
   )
   # Neither sent nor in any state.
   assert analysis.computation_traffic(

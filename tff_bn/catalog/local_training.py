@@ -39,6 +39,8 @@ AUGMENTATIONS = Parts(
 NUM_EXAMPLES = 'num_examples'
 SAMPLE_WEIGHTS = 'sample_weights'
 UNIFORM = 'uniform'
+# They weight clients differently.
+_WEIGHTINGS = (NUM_EXAMPLES, SAMPLE_WEIGHTS)
 # The corrections that weight all clients alike by default.
 _UNIFORM = [
     name
@@ -230,7 +232,7 @@ SHUFFLE_PROBABILITY = Option(
 )
 CLIENT_WEIGHTING = Option(
     'client_weighting',
-    value_types.Choice((NUM_EXAMPLES, SAMPLE_WEIGHTS, UNIFORM)),
+    value_types.Choice((*_WEIGHTINGS, UNIFORM)),
     "Weights of the clients in the server's mean: num_examples that they"
     ' trained on in the round, sample_weights: the sum of the weights of these'
     ' examples, or uniform',
@@ -290,7 +292,7 @@ def check_weighting(
 
   `aggregator` is the model's aggregator as `argument=value`.
   """
-  if client_weighting != UNIFORM and not takes_weights:
+  if client_weighting in _WEIGHTINGS and not takes_weights:
     raise ValueError(
         f'client_weighting={client_weighting} is impossible with {aggregator},'
         f' which takes no weights; use {UNIFORM}.'
