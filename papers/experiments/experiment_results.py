@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 import contextlib
 import csv
-import dataclasses
 import io
 import os
 import pathlib
@@ -242,7 +241,7 @@ def by_client(
     for result in evaluation_file.read(evaluation)[subject]:
       if result.client:
         # They are the same for one client.
-        row = dataclasses.asdict(result)
+        row = {'client': result.client, **result.metrics}
         found += [('test', row), ('client_test', row)]
   held_out = path / f'{_HELD_OUT}.csv'
   if held_out.exists():
