@@ -56,12 +56,12 @@ def test_misspelt_argument(name):
         (
             dict(client_weighting='size'),
             ValueError,
-            "client_weighting='size' must be one of num_examples, uniform",
+            "client_weighting='size' must be one of num_examples, sample_weigh",
         ),
         (
             dict(client_weighting=None),
             TypeError,
-            'client_weighting must be one of num_examples, uniform, but is No',
+            'client_weighting must be one of .*, sample_weights, .*, but is No',
         ),
         (
             dict(client_weight_decay=-1.0),

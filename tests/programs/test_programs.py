@@ -410,7 +410,7 @@ _WRONG_COMMANDS = """
 --model=resnet20 --dataset=flat.npz --num_clients=2
     --model=resnet20
 --model=wrong_logits:build
-    must be 10 logits
+    must have the shape (10,)
 --algorithm=fedtan_ii --normalization=none
     batch normalization
 --algorithms=centralized,fedbn --normalization=none --model=mlp3
