@@ -7,7 +7,9 @@ from sklearn import metrics as sklearn_metrics
 import tensorflow as tf
 
 from tff_bn.catalog import tasks
+from tff_bn.keras_model import batch
 from tff_bn.keras_model import model_metrics
+from tff_bn.keras_model import outputs as outputs_lib
 from tff_bn.models import metrics
 
 _N = 60
@@ -126,8 +128,12 @@ def test_models_take_all_metrics(name, task, num_outputs):
       tf.TensorSpec((None, *a.shape[1:]), a.dtype)
       for a in _data(task, num_outputs)
   )
-  built = model_metrics.build([_build(name, task, num_outputs)], y, outputs)
-  assert list(model_metrics.check(built, y, outputs)) == [name]
+  specs = batch.Batch(None, y)
+  output = outputs_lib.Output('', (), '', outputs)
+  built = model_metrics.build(
+      [_build(name, task, num_outputs)], [], None, [output], specs
+  )
+  assert list(model_metrics.check(built, specs)) == [name]
 
 
 @pytest.mark.parametrize(

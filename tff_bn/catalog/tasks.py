@@ -280,8 +280,8 @@ METRICS: Parts[Metric] = Parts(
     ),
     _metric(
         columns.share('dice', 'Dice'),
-        'overlap of predicted and true pixels, 2 |A ∩ B| / (|A| + |B|): mean'
-        ' over the classes other than 0 that occur',
+        'overlap of predicted and true pixels, twice the common ones over the'
+        ' sum of both: mean over the classes other than 0 that occur',
         (SEGMENTATION,),
     ),
     _metric(
