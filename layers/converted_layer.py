@@ -36,7 +36,7 @@ def norm_layers(layer: keras.Layer) -> list[keras.Layer]:
 
   A replacement may be of another class, such as
   `keras.layers.GroupNormalization`. Other layers of such classes are not found.
-  The order is that of `tff_bn.layers.batch_norm_layers`.
+  They are in the order of `tff_bn.layers.batch_norm_layers`.
   """
   return [each for each in discovery.all_layers(layer) if is_norm(each)]
 

@@ -107,14 +107,14 @@ def _tasks() -> Cells:
 
 
 def _losses() -> Cells:
-  return [['`--loss`', 'what it is', 'tasks']] + [
+  return [['`--loss`', 'description', 'tasks']] + [
       [f'`{name}`', _described(loss), ', '.join(loss.tasks)]
       for name, loss in tasks.LOSSES.items()
   ]
 
 
 def _metrics() -> Cells:
-  cells = [['`--metrics`', 'what it is', 'better', 'tasks']]
+  cells = [['`--metrics`', 'description', 'better', 'tasks']]
   for name, metric in tasks.METRICS.items():
     better = 'higher' if tasks.kind(name).higher_is_better else 'lower'
     cells.append(

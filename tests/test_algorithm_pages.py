@@ -8,8 +8,8 @@ import digits_tables
 import pytest
 
 _PAGES = sorted(algorithm_pages.PAGES.glob('*.md'))
-# The results of DSGD depend on momentum, and those of the others on how similar
-# the clients' labels are; the comparison varies neither.
+# The comparison varies neither the momentum, which decides DSGD's results, nor
+# the similarity of the clients' labels, which decides the other results.
 _NOT_COMPARED = ('dsgd', 'ditto', 'fedbabu', 'fedper', 'fedrep', 'lg_fedavg')
 
 

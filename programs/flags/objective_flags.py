@@ -70,12 +70,6 @@ class ObjectiveFlags(flag_groups.base_class(*tasks.OPTIONS)):  # type: ignore[mi
     """
     if self.class_weight in (None, tasks.NO_WEIGHTS):
       return {}
-    import numpy as np
-
     from tff_bn.models import objectives
 
-    indices = np.concatenate(list(data.train_indices.values()))
-    labels = data.dataset.y_train[indices]
-    return dict(
-        class_weight=objectives.balanced_weights(labels, data.num_classes)
-    )
+    return dict(class_weight=objectives.balanced_weights(data.class_counts()))

@@ -42,8 +42,8 @@ def build_ditto(
 
   In a round, a client trains the server's model w as in FedAvg and sends it.
   Then it trains its personal model v, on the same batches and with the same
-  settings, and keeps it: the gradients of v are those of the loss plus
-  λ/2 ‖v - w‖², where w are the trainable variables at the start of the round.
+  settings, and keeps it: v minimizes the loss plus λ/2 ‖v - w‖², where w are
+  the trainable variables at the start of the round.
 
   The personal model is a whole model with its own batch normalization
   statistics. It starts as the server's model when the client first takes part.

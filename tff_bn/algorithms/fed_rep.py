@@ -49,9 +49,9 @@ def build_fed_rep(
   batch normalization. The representation, batch normalization included, is
   averaged as in FedAvg.
 
-  `local_steps` and `local_epochs` are those of the second phase. The number of
-  examples, which can be the client's weight, and the metrics of training are
-  those of the second phase, too. Each phase starts with a new state of the
+  `local_steps` and `local_epochs` set the length of the second phase. The
+  number of examples, which can be the client's weight, and the training metrics
+  come from the second phase, too. Each phase starts with a new state of the
   optimizer.
 
   Args:

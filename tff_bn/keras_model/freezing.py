@@ -7,6 +7,7 @@ import keras
 
 from tff_bn.common import checks
 from tff_bn.common import spelling
+from tff_bn.keras_model import partition
 
 
 def freeze_layers(model: keras.Model, layers: str) -> list[str]:
@@ -44,14 +45,14 @@ def freeze_layers(model: keras.Model, layers: str) -> list[str]:
   checks.check_type('model', model, keras.Model, 'be a keras.Model')
   checks.check_type('layers', layers, str, 'be a regular expression')
   try:
-    pattern = re.compile(layers)
+    re.compile(layers)
   except re.error as error:
     raise ValueError(
         f'layers={layers!r} is no regular expression: {error}.'
     ) from error
   found = {
       path: layer
-      for path, layer in _matching(model, pattern)
+      for path, layer in _matching(model, layers)
       # Freezing others has no effect.
       if layer.weights
   }
@@ -98,11 +99,11 @@ def _inside(layer: keras.Layer, prefix: str) -> list[tuple[str, keras.Layer]]:
 
 
 def _matching(
-    model: keras.Layer, pattern: re.Pattern[str], prefix: str = ''
+    model: keras.Layer, pattern: str, prefix: str = ''
 ) -> Iterator[tuple[str, keras.Layer]]:
   """Yields the outermost layers whose name or path matches."""
   for path, layer in _inside(model, prefix):
-    if pattern.fullmatch(layer.name) or pattern.fullmatch(path):
+    if partition.matches(pattern, path):
       yield path, layer
     else:
       yield from _matching(layer, pattern, f'{path}/')

@@ -373,15 +373,10 @@ def check_outputs(
     raise ValueError(
         f'{subject}: the output of the model has {given}; it must have the'
         f' shape {expected} for task={task}'
-        f'{", one logit for each class" if _has_classes(task) else ""}.'
+        f'{", one logit for each class" if task in tasks.EXCLUSIVE else ""}.'
     )
   if task != tasks.REGRESSION:
     _check_logits(subject, model, outputs, task)
-
-
-def _has_classes(task: str) -> bool:
-  """Whether the outputs are logits of classes that exclude each other."""
-  return task in (tasks.CLASSIFICATION, tasks.SEGMENTATION)
 
 
 def _check_logits(
@@ -390,7 +385,7 @@ def _check_logits(
   """Raises a `ValueError` if a model has probabilities instead of logits."""
   values = keras.ops.convert_to_numpy(outputs).astype(np.float64)
   if (
-      _has_classes(task)
+      task in tasks.EXCLUSIVE
       and values.shape[-1] > 1
       and (values >= 0).all()
       and np.allclose(values.sum(axis=-1), 1, atol=1e-2)

@@ -82,9 +82,7 @@ def _check_type(
     )
 
 
-def balanced_weights(
-    labels: npt.ArrayLike, num_classes: int
-) -> Mapping[int, float]:
+def balanced_weights(counts: npt.ArrayLike) -> Mapping[int, float]:
   """Returns weights with which all classes that occur count alike.
 
   The weight of a class is n / (k * c), given n labels, k classes that occur and
@@ -92,10 +90,10 @@ def balanced_weights(
   A class that does not occur has the weight 1.
 
   Args:
-    labels: Integer labels, `[n]`.
-    num_classes: The number of classes.
+    counts: The number of labels of each class, see
+      `tff_bn.data.FederatedData.class_counts`.
   """
-  counts = np.bincount(np.asarray(labels), minlength=num_classes)
+  counts = np.asarray(counts)
   num_present = np.count_nonzero(counts)
   return {
       label: float(counts.sum() / (num_present * count)) if count else 1.0
