@@ -271,12 +271,12 @@ ONE_HOT = np.eye(3)[GOOD['y_train']]
             'domain_test has values from 0 to 1; .*in the 1 names',
         ),
         (
-            {'writer_train': [-1] * 6, 'writer_names': 'ab'},
-            'writer_train has values from -1 to -1; .*in the 2 names',
+            {'client_train': [-1] * 6, 'client_names': 'ab'},
+            'client_train has values from -1 to -1; .*in the 2 names',
         ),
         (
-            {'writer_test': [0.0, 1.0], 'writer_names': 'ab'},
-            'writer_test has the dtype float64',
+            {'client_test': [0.0, 1.0], 'client_names': 'ab'},
+            'client_test has the dtype float64',
         ),
     ],
 )

@@ -29,10 +29,10 @@ def test_synthetic():
   assert dataset.x_train.shape == (20, 28, 28, 1)
   assert dataset.x_train.dtype == np.float32
   assert dataset.num_classes == 10
-  assert dataset.writer_names == ('synthetic1', 'synthetic2')
+  assert dataset.client_names == ('synthetic1', 'synthetic2')
   original = tff.simulation.datasets.emnist.get_synthetic()
   data = tff_bn_data.split_dataset(dataset, 'natural', None, 0)
-  for name in dataset.writer_names:
+  for name in dataset.client_names:
     own = data.train_indices[name]
     examples = list(
         original.create_tf_dataset_for_client(name).as_numpy_iterator()
@@ -66,11 +66,11 @@ def test_writers_are_the_clients_of_the_original_data(
   dataset = tff_bn_data.load_dataset(name, data_dir='~/data')
   assert asked == [(only_digits, str(tmp_path / 'data'))]
   assert dataset.name == name
-  assert dataset.writer_names == ('ann', 'bob')
-  np.testing.assert_array_equal(dataset.writer_train, [0, 1, 1])
+  assert dataset.client_names == ('ann', 'bob')
+  np.testing.assert_array_equal(dataset.client_train, [0, 1, 1])
   np.testing.assert_array_equal(dataset.y_train, [1, 2, 3])
   np.testing.assert_array_equal(dataset.x_train[:, 3, 4, 0], [0.5, 0.25, 0.75])
-  np.testing.assert_array_equal(dataset.writer_test, [0, 0, 1])
+  np.testing.assert_array_equal(dataset.client_test, [0, 0, 1])
   np.testing.assert_array_equal(dataset.x_test[:, 3, 4, 0], [0.125, 0, 1])
   assert dataset.num_classes == num_classes
   data = tff_bn_data.split_dataset(dataset, 'natural', None, 0)

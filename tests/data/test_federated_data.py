@@ -537,30 +537,30 @@ class TestNatural:
     return parts_lib.numbered(
         num_train=80,
         num_test=120,
-        writer_train=(np.arange(80) % 40).astype(np.int32),
-        writer_test=(np.arange(120) % 40).astype(np.int32),
-        writer_names=tuple(f'w{n:02}' for n in range(40)),
+        client_train=(np.arange(80) % 40).astype(np.int32),
+        client_test=(np.arange(120) % 40).astype(np.int32),
+        client_names=tuple(f'w{n:02}' for n in range(40)),
     )
 
-  def test_each_writer_is_a_client(self, dataset):
+  def test_clients_of_the_dataset(self, dataset):
     data = split(dataset, 'natural', None)
-    assert data.client_ids == dataset.writer_names
+    assert data.client_ids == dataset.client_names
     np.testing.assert_array_equal(data.train_indices['w07'], [7, 47])
     np.testing.assert_array_equal(data.test_indices['w07'], [7, 47, 87])
 
-  def test_fewer_clients_are_some_of_the_writers(self, dataset):
+  def test_fewer_clients_are_some_of_them(self, dataset):
     data = split(dataset, 'natural', 10)
     assert len(data.client_ids) == 10
     for client in data.client_ids:
-      writer = int(client[1:])
+      number = int(client[1:])
       np.testing.assert_array_equal(
-          data.train_indices[client], [writer, writer + 40]
+          data.train_indices[client], [number, number + 40]
       )
       np.testing.assert_array_equal(
-          data.test_indices[client], [writer, writer + 40, writer + 80]
+          data.test_indices[client], [number, number + 40, number + 80]
       )
 
-  def test_dataset_without_writers(self):
+  def test_dataset_without_clients(self):
     with pytest.raises(
         ValueError, match='split=natural .* dataset=numbers has none'
     ):

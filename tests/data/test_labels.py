@@ -385,10 +385,10 @@ def test_splits_by_class_need_classes(task, split):
 @pytest.mark.parametrize('split', ['iid', 'unbalanced', 'domains', 'natural'])
 def test_other_splits(task, split):
   groups = dict(
-      **{f'{g}_train': WHOLE[:NUM_TRAIN] % 2 for g in ('domain', 'writer')},
-      **{f'{g}_test': WHOLE[:NUM_TEST] % 2 for g in ('domain', 'writer')},
+      **{f'{g}_train': WHOLE[:NUM_TRAIN] % 2 for g in ('domain', 'client')},
+      **{f'{g}_test': WHOLE[:NUM_TEST] % 2 for g in ('domain', 'client')},
       domain_names=('a', 'b'),
-      writer_names=('a', 'b'),
+      client_names=('a', 'b'),
   )
   dataset = of_task(task, **groups)
   data = tff_bn_data.split_dataset(
@@ -447,7 +447,7 @@ def test_targets_cannot_be_flipped():
 
 
 @pytest.mark.parametrize('task', LABELS)
-def test_training_samples_and_writers_keep_the_task(task):
+def test_training_samples_and_clients_keep_the_task(task):
   dataset = tff_bn_data.draw_training_samples(of_task(task), 0, 0.5)
   assert dataset.task == task
   assert len(dataset.y_train) == NUM_TRAIN // 2

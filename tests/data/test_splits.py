@@ -361,26 +361,26 @@ class TestUnbalanced:
       splits.split_unbalanced(9, 2, imbalance, 0)
 
 
-class TestWriters:
-  WRITERS = np.array([4, 0, 4, 2, 2, 2, 0, 7])
+class TestNatural:
+  CLIENTS = np.array([4, 0, 4, 2, 2, 2, 0, 7])
 
-  def test_each_client_is_a_writer(self):
-    parts = splits.split_by_writer(self.WRITERS, 4, seed=0)
+  def test_all_clients(self):
+    parts = splits.split_by_client(self.CLIENTS, 4, seed=0)
     assert_equal_parts(parts, [[1, 6], [3, 4, 5], [0, 2], [7]])
 
-  def test_seed_decides_which_writers_are_taken(self):
-    writers = np.repeat(np.arange(50), 2)
-    first = splits.split_by_writer(writers, 10, seed=0)
-    taken = [set(writers[part]) for part in first]
-    assert all(len(writer) == 1 for writer in taken)
+  def test_seed_decides_which_are_taken(self):
+    clients = np.repeat(np.arange(50), 2)
+    first = splits.split_by_client(clients, 10, seed=0)
+    taken = [set(clients[part]) for part in first]
+    assert all(len(client) == 1 for client in taken)
     assert len(set.union(*taken)) == 10
     assert all(len(part) == 2 for part in first)
-    assert_equal_parts(first, splits.split_by_writer(writers, 10, seed=0))
-    assert differ(first, splits.split_by_writer(writers, 10, seed=1))
+    assert_equal_parts(first, splits.split_by_client(clients, 10, seed=0))
+    assert differ(first, splits.split_by_client(clients, 10, seed=1))
 
-  def test_refuses_more_clients_than_writers(self):
+  def test_refuses_more_clients(self):
     with pytest.raises(
         ValueError,
-        match='num_clients=5 .* than the 4 writers; use at most 4',
+        match='num_clients=5 .* than the 4 natural clients; use at most 4',
     ):
-      splits.split_by_writer(self.WRITERS, 5, seed=0)
+      splits.split_by_client(self.CLIENTS, 5, seed=0)

@@ -80,12 +80,12 @@ def test_all_samples_are_equally_likely(domains):
 
 def test_dataset_without_domains():
   subset = draw(
-      make(writer_train=np.arange(165), writer_names=map(str, range(165))),
+      make(client_train=np.arange(165), client_names=map(str, range(165))),
       0,
       train_share=0.2,
   )
   assert len(subset.y_train) == 33
-  np.testing.assert_array_equal(subset.writer_train, positions(subset))
+  np.testing.assert_array_equal(subset.client_train, positions(subset))
 
 
 @pytest.mark.parametrize(

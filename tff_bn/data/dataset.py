@@ -83,10 +83,11 @@ class Dataset:
       in `domain_names`, int32 of shape `[n]`.
     domain_test: The same for the test samples.
     domain_names: The names of the domains.
-    writer_train: For data of natural clients, each training sample's position
-      in `writer_names`, int32 of shape `[n]`.
-    writer_test: The same for the test samples.
-    writer_names: The names of the natural clients.
+    client_train: For data that has clients of its own (natural clients), such
+      as writers: each training sample's position in `client_names`, int32 of
+      shape `[n]`.
+    client_test: The same for the test samples.
+    client_names: The ids of the natural clients.
     scaling: How pixels or features are scaled when batches are built; `None`:
       not.
     class_names: The names of the classes in the order of their labels; for a
@@ -118,9 +119,9 @@ class Dataset:
   domain_train: Optional[np.ndarray] = None
   domain_test: Optional[np.ndarray] = None
   domain_names: tuple[str, ...] = ()
-  writer_train: Optional[np.ndarray] = None
-  writer_test: Optional[np.ndarray] = None
-  writer_names: tuple[str, ...] = ()
+  client_train: Optional[np.ndarray] = None
+  client_test: Optional[np.ndarray] = None
+  client_names: tuple[str, ...] = ()
   scaling: Optional[Scaling] = None
   class_names: tuple[str, ...] = ()
   divisor: Optional[float] = 1
@@ -169,7 +170,7 @@ class Dataset:
             source, self.class_names, num_classes or 0
         ),
     )
-    for group in ('domain', 'writer'):
+    for group in ('domain', 'client'):
       group_names = tuple(getattr(self, f'{group}_names'))
       converted[f'{group}_names'] = group_names
       for split in ('train', 'test'):
@@ -259,7 +260,7 @@ class Dataset:
     """Returns the dataset with the training samples at these positions."""
     parts = {
         name: getattr(self, name)
-        for name in ('x_train', 'y_train', 'domain_train', 'writer_train')
+        for name in ('x_train', 'y_train', 'domain_train', 'client_train')
     }
     return self.unchecked(
         **{
@@ -320,7 +321,7 @@ def create_dataset(
       features]`. Default: they are images `[n, height, width]`, which get an
       axis of one channel.
     **attributes: Further attributes of `Dataset`, such as those about domains
-      and writers.
+      and natural clients.
 
   Returns:
     The dataset.

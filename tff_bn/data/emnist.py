@@ -86,9 +86,9 @@ def _to_dataset(
     name: str, num_classes: int, train: Any, test: Any
 ) -> dataset_lib.Dataset:
   """Builds a dataset from two `tff.simulation.datasets.ClientData`."""
-  writer_names = tuple(train.client_ids)
-  x_train, y_train, writer_train = _read(train, writer_names)
-  x_test, y_test, writer_test = _read(test, writer_names)
+  client_names = tuple(train.client_ids)
+  x_train, y_train, client_train = _read(train, client_names)
+  x_test, y_test, client_test = _read(test, client_names)
   return dataset_lib.create_dataset(
       name,
       x_train,
@@ -96,14 +96,14 @@ def _to_dataset(
       x_test,
       y_test,
       num_classes=num_classes,
-      writer_train=writer_train,
-      writer_test=writer_test,
-      writer_names=writer_names,
+      client_train=client_train,
+      client_test=client_test,
+      client_names=client_names,
   )
 
 
 def _read(
-    client_data: Any, writer_names: tuple[str, ...]
+    client_data: Any, client_names: tuple[str, ...]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Reads the images, labels and writers of all clients."""
 
@@ -113,9 +113,9 @@ def _read(
     )
 
   # One pipeline over all writers: building thousands takes minutes.
-  numbers: np.ndarray = np.arange(len(writer_names), dtype=np.int32)
+  numbers: np.ndarray = np.arange(len(client_names), dtype=np.int32)
   batches = (
-      tf.data.Dataset.from_tensor_slices((numbers, list(writer_names)))
+      tf.data.Dataset.from_tensor_slices((numbers, list(client_names)))
       .flat_map(read_writer)
       .batch(_READ_BATCH_SIZE)
   )

@@ -2,8 +2,8 @@
 
 Every function returns one array of indices for each client, in increasing
 order. The clients' indices are disjoint and cover all samples, except with
-`split_by_classes` (which equalizes the sizes), `split_by_writer` (which may
-leave out writers) and `draw_iid` (where clients share samples).
+`split_by_classes` (which equalizes the sizes), `split_by_client` (which may
+leave out clients) and `draw_iid` (where clients share samples).
 """
 
 from __future__ import annotations
@@ -291,31 +291,35 @@ def split_unbalanced(
   return _sorted(np.split(order, np.cumsum(sizes)[:-1]))
 
 
-def split_by_writer(
-    writers: np.ndarray, num_clients: int, seed: int
+def split_by_client(
+    clients: np.ndarray, num_clients: int, seed: int
 ) -> list[np.ndarray]:
-  """Gives each client the samples of one writer.
+  """Takes the clients that the dataset has.
 
   Args:
-    writers: The samples' writers, integers of shape `[n]`.
-    num_clients: The number of clients.
-    seed: Determines the writers if there are more writers than clients.
+    clients: The samples' clients, integers of shape `[n]`.
+    num_clients: How many of them to take.
+    seed: Determines which ones, if there are more.
 
   Returns:
-    Each client's indices: all samples of one writer. The writers are in
-    increasing order.
+    Each client's indices. The clients are in increasing order.
 
   Raises:
-    ValueError: If there are no clients, or more clients than writers.
+    ValueError: If there are no clients, or fewer than `num_clients`.
   """
-  present = np.unique(writers)
-  label_shares.check_num_clients(num_clients, len(present), 'writers')
+  present = np.unique(clients)
+  label_shares.check_num_clients(num_clients, len(present), 'natural clients')
   rng = seeding.generator(seeding.Stream.SPLIT, seed)
   chosen = np.sort(rng.choice(present, num_clients, replace=False))
-  # One sort for all writers is faster than a pass over the data for each.
-  order = np.argsort(writers, kind='stable')
+  return positions(clients, chosen)
+
+
+def positions(clients: np.ndarray, chosen: np.ndarray) -> list[np.ndarray]:
+  """Returns the positions of the samples of each of some clients."""
+  # One sort for all clients is faster than a pass over the data for each.
+  order = np.argsort(clients, kind='stable')
   bounds = np.asarray(
-      np.searchsorted(writers[order], np.stack([chosen, chosen + 1], axis=1))
+      np.searchsorted(clients[order], np.stack([chosen, chosen + 1], axis=1))
   )
   return [order[start:end] for start, end in bounds]
 
@@ -359,7 +363,7 @@ class Split(Part):
     draw: Draws the indices of clients that share samples, if its only option
       is given: the number of samples of a client.
     client: The noun for a client if the dataset determines the clients, such as
-      'writer'. Then the function gets the dataset, the number of clients or
+      'domain'. Then the function gets the dataset, the number of clients or
       None, and the seed, and returns a `FederatedData`.
     needs_classes: Whether each sample must have exactly one class.
   """
@@ -565,9 +569,9 @@ SPLITS: Parts[Split] = Parts(
     ),
     Split(
         NATURAL,
-        'each client is a writer of the dataset',
-        'tff_bn.data.splitting:split_writers',
-        client='writer',
+        'the clients that the dataset has, such as the writers of emnist',
+        'tff_bn.data.splitting:split_natural',
+        client='natural client',
     ),
     of_object=_split_of_object,
 )

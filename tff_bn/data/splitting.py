@@ -26,8 +26,8 @@ def split_dataset(
   `tff_bn.data.splits` documents each split of the training data. The test data
   of each client has the label distribution of its training data; if samples
   have no single class, it is drawn in proportion to the client's number of
-  training samples. With `domains`
-  it is of the client's domain, with `natural` it is the writer's own.
+  training samples. With `domains` it is of the client's domain, with `natural`
+  it is the client's own.
 
   With `iid` and `samples_per_client`, clients share training samples, and they
   share test samples too: each client draws test samples in the same way. Their
@@ -39,7 +39,7 @@ def split_dataset(
     split: A key of `splits.SPLITS`, or `package.module:NAME` for your own: a
       function of a `splits.SplitTask`, or a `splits.Split`.
     num_clients: The number of clients. Default: one for each domain with
-      `domains`, one for each writer with `natural`, otherwise
+      `domains`, all that the dataset has with `natural`, otherwise
       `splits.DEFAULT_NUM_CLIENTS`.
     seed: The seed of all random choices.
     **parameters: The options of the split by name, see `splits.PARAMETERS`:
@@ -50,7 +50,7 @@ def split_dataset(
 
   Returns:
     The split data. The clients' ids are `client_0`, ...; with `domains` they
-    are names of domains, with `natural` names of writers.
+    are names of domains, with `natural` those of the dataset.
 
   Raises:
     TypeError: If no split has such a parameter, or an argument has the wrong
@@ -128,7 +128,7 @@ def _splits_without_classes(dataset: dataset_lib.Dataset) -> list[str]:
   impossible = set()
   if dataset.domain_train is None:
     impossible.add(splits.DOMAINS)
-  if dataset.writer_train is None:
+  if dataset.client_train is None:
     impossible.add(splits.NATURAL)
   return [
       name
@@ -268,28 +268,25 @@ def split_domains(
   )
 
 
-def split_writers(
+def split_natural(
     dataset: dataset_lib.Dataset, num_clients: Optional[int], seed: int
 ) -> federated.FederatedData:
-  """Gives each client the data of one writer, see `split_dataset`."""
-  if dataset.writer_train is None:
+  """Takes the clients that the dataset has, see `split_dataset`."""
+  if dataset.client_train is None:
     raise ValueError(
-        'split=natural needs a dataset with writers, but'
-        f' dataset={dataset.name} has none; use dataset=emnist or'
-        ' dataset=femnist, or another split.'
+        f'split={splits.NATURAL} needs a dataset that has clients, but'
+        f' dataset={dataset.name} has none; use another split.'
     )
-  num_writers = len(np.unique(dataset.writer_train))
+  num_present = len(np.unique(dataset.client_train))
   if num_clients is None:
-    num_clients = num_writers
+    num_clients = num_present
   label_shares.check_num_clients(
-      num_clients, num_writers, f'writers in {dataset.name}'
+      num_clients, num_present, f'natural clients in {dataset.name}'
   )
-  parts = splits.split_by_writer(dataset.writer_train, num_clients, seed)
-  writers = [dataset.writer_train[indices[0]] for indices in parts]
-  test_parts = [
-      np.flatnonzero(dataset.writer_test == writer) for writer in writers
-  ]
-  client_ids = [dataset.writer_names[writer] for writer in writers]
+  parts = splits.split_by_client(dataset.client_train, num_clients, seed)
+  clients = dataset.client_train[[indices[0] for indices in parts]]
+  test_parts = splits.positions(dataset.client_test, clients)
+  client_ids = [dataset.client_names[client] for client in clients]
   return _federated_data(dataset, client_ids, parts, test_parts)
 
 

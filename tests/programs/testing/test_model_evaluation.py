@@ -116,7 +116,7 @@ def test_data_without_origins_is_one_client(
         ),
         (
             'natural',
-            dict(writer_train=np.zeros(4, np.int32), writer_names=('a', 'b')),
+            dict(client_train=np.zeros(4, np.int32), client_names=('a', 'b')),
         ),
     ],
 )
