@@ -419,3 +419,92 @@ def test_files_that_lack_classes(tmp_path):
   np.testing.assert_array_equal(dataset.y_test, [1, 1, 1, 2])
   dataset = tff_bn_data.load_dataset(alone, class_names=['2', '1'])
   np.testing.assert_array_equal(dataset.y_test, [1, 1, 1, 0])
+
+
+_CLIENTS = {
+    'client_train': np.array(['b', 'b', 'b', 'a/../x', 'a/../x', 'c']),
+    'client_test': np.array(['c', 'a/../x']),
+}
+
+
+def _natural(path, **more):
+  np.savez(path, **ARRAYS, **more)
+  dataset = tff_bn_data.load_dataset(str(path))
+  data = tff_bn_data.split_dataset(dataset, 'natural', None, seed=0)
+  return {
+      name: (
+          data.train_indices[name].tolist(),
+          data.test_indices[name].tolist(),
+      )
+      for name in data.client_ids
+  }
+
+
+@pytest.mark.parametrize('dtype', ['U', 'S'])
+def test_clients(tmp_path, dtype):
+  given = {name: ids.astype(dtype) for name, ids in _CLIENTS.items()}
+  assert list(_natural(tmp_path / 'a.npz', **given).items()) == [
+      ('a/../x', ([3, 4], [1])),
+      ('b', ([0, 1, 2], [])),
+      ('c', ([5], [0])),
+  ]
+
+
+def test_numbers_of_clients(tmp_path):
+  assert list(
+      _natural(
+          tmp_path / 'a.npz', client_train=np.uint8([10, 9, 9, 9, 10, 2])
+      ).items()
+  ) == [('2', ([5], [])), ('9', ([1, 2, 3], [])), ('10', ([0, 4], []))]
+
+
+def test_a_client_with_test_data_only(tmp_path, monkeypatch):
+  messages = []
+  monkeypatch.setattr(
+      logging, 'warning', lambda text, *values: messages.append(text % values)
+  )
+  ids = dict(_CLIENTS, client_test=np.array(['new', 'c']))
+  found = _natural(tmp_path / 'a.npz', **ids)
+  assert list(found) == ['a/../x', 'b', 'c']
+  assert any('the clients new have test samples only' in m for m in messages)
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        (
+            {'client_train': np.array(['a'] * 5)},
+            r'client_train has the shape \(5,\); .* each of the 6 samples',
+        ),
+        (
+            {'client_test': np.array([0.5, 1])},
+            'client_test has the dtype float64; ids of clients are texts or',
+        ),
+        (
+            {'client_test': np.array([0, 1])},
+            'only one of client_train and client_test has numbers',
+        ),
+        (
+            {'client_test': np.array(['a', ''])},
+            'client_test is empty for the sample 1',
+        ),
+        (
+            {'client_test': np.array([b'a', b'\xff'])},
+            'client_test is not UTF-8',
+        ),
+        (
+            {'client_train': np.array([None] * 6)},
+            'client_train cannot be read .it holds Python objects',
+        ),
+    ],
+)
+def test_wrong_clients(tmp_path, change, message):
+  path = tmp_path / 'a.npz'
+  np.savez(path, **ARRAYS, **{**_CLIENTS, **change})
+  check_refused(path, message)
+
+
+def test_clients_of_the_test_data_only(tmp_path):
+  path = tmp_path / 'a.npz'
+  np.savez(path, **ARRAYS, client_test=_CLIENTS['client_test'])
+  check_refused(path, 'has client_test, but not client_train')

@@ -9,6 +9,7 @@ import dataclasses
 import os
 import re
 from typing import Any, NamedTuple, Optional
+import zipfile
 
 from tff_bn.catalog import tasks
 from tff_bn.catalog import value_types
@@ -50,6 +51,8 @@ class Source(Part):
       chose, or None.
     task: The task of a dataset that is not a classification, a key of
       `tff_bn.catalog.tasks.TASKS`. None: the labels decide.
+    finds_clients: Whether the file or folder at a path divides the samples over
+      clients, as far as a short look tells. None: it never does.
   """
 
   form: Optional[str] = None
@@ -59,6 +62,7 @@ class Source(Part):
   takes_parts: bool = False
   takes_task: bool = False
   task: Optional[str] = None
+  finds_clients: Optional[Callable[[str], bool]] = None
 
   @property
   def prefix(self) -> str:
@@ -320,6 +324,24 @@ DATASETS: Parts[Source] = Parts(
     of_object=_source_of_object,
 )
 NPZ_SUFFIX = '.npz'
+NPY_SUFFIX = '.npy'
+# The arrays of an archive that give the ids of clients.
+CLIENT_ARRAYS = ('client_train', 'client_test')
+
+
+def _npz_has_clients(path: str) -> bool:
+  """Whether an archive has the ids of clients; False if it can't be read."""
+  # Reading from a pipe may last forever.
+  if not os.path.isfile(path):
+    return False
+  try:
+    with zipfile.ZipFile(path) as archive:
+      return CLIENT_ARRAYS[0] + NPY_SUFFIX in archive.namelist()
+  # A damaged file may raise anything; the error comes when it is loaded.
+  except Exception:
+    return False
+
+
 TFDS = Source(
     'tfds',
     'TensorFlow Datasets',
@@ -329,12 +351,14 @@ TFDS = Source(
 )
 NPZ = Source(
     'npz',
-    'a NumPy archive with x_train, y_train, x_test and y_test',
+    'a NumPy archive with x_train, y_train, x_test and y_test, and'
+    ' client_train and client_test for the ids of clients if they are known',
     f'{_ROOM}.npz_file:load_npz',
     form=_PATH,
     other_form=f'a path that ends in {NPZ_SUFFIX}',
     takes_parts=True,
     takes_task=True,
+    finds_clients=_npz_has_clients,
 )
 SERIES = Source(
     'series',
@@ -343,6 +367,7 @@ SERIES = Source(
     form=_PATH,
     takes_parts=True,
     takes_task=True,
+    finds_clients=_npz_has_clients,
 )
 FOLDER = Source(
     'folder',
@@ -422,6 +447,12 @@ def is_users(name: str) -> bool:
 def has_domains(name: str) -> bool:
   """Whether a dataset has several domains."""
   return find(name).has_domains
+
+
+def has_clients(name: str) -> bool:
+  """Whether a dataset is a file or folder that has clients."""
+  found = find(name).finds_clients
+  return found is not None and found(os.path.expanduser(path(name)))
 
 
 def is_downloaded(name: str) -> bool:

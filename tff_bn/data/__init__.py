@@ -1,6 +1,7 @@
 """Datasets, and how they are split over clients.
 
 `load_dataset` loads a dataset by name, `split_dataset` splits it over clients.
+`from_clients` and `from_datasets` take data that clients have already.
 The parts that need TensorFlow are imported on first use. The names of datasets
 are in `tff_bn.catalog.datasets`.
 """
@@ -16,6 +17,8 @@ _MEMBERS = {
     'SplitTask': 'splits',
     'draw_training_samples': 'training_samples',
     'flip_labels': 'label_flipping',
+    'from_clients': 'own_clients',
+    'from_datasets': 'own_clients',
     'load_dataset': 'loading',
     'split_dataset': 'splitting',
     'with_flipped_labels': 'label_flipping',

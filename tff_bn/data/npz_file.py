@@ -1,5 +1,7 @@
 """Datasets from NumPy archives with x_train, y_train, x_test and y_test.
 
+The arrays client_train and client_test may give the ids of clients.
+
 The file may be damaged or somebody else's. The headers are checked before an
 array is read, so a small file can't unpack to an array of any size.
 """
@@ -19,8 +21,9 @@ from tff_bn.common import spelling
 from tff_bn.data import arrays
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import labels
+from tff_bn.data import natural_clients
 
-_SUFFIX = '.npy'
+_CLIENTS = datasets.CLIENT_ARRAYS
 _ENCRYPTED = 0x1
 # Versions of the format of arrays whose dtype has no fields.
 _READ_HEADER = {
@@ -45,7 +48,7 @@ def load_npz(
     The dataset.
 
   Raises:
-    ValueError: If the file or one of its four arrays is missing, or if the
+    ValueError: If the file or one of the four arrays is missing, or if the
       arrays do not form a dataset.
   """
   source = f'dataset={name}'
@@ -65,6 +68,10 @@ def load_npz(
         array: _read_header(source, array, archive, member)
         for array, member in members.items()
     }
+    if _CLIENTS[1] in headers and _CLIENTS[0] not in headers:
+      raise ValueError(
+          f'{source}: {path!r} has {_CLIENTS[1]}, but not {_CLIENTS[0]}.'
+      )
     memory.check_fits(
         f'{source}: the arrays of {path!r}', sum(map(_size, headers.values()))
     )
@@ -73,7 +80,7 @@ def load_npz(
     labels.check_headers(
         source,
         task or labels.task_of_header(source, headers['y_train']),
-        *headers.values(),
+        *(headers[array] for array in arrays.Arrays._fields),
     )
 
     def read(array: str) -> np.ndarray:
@@ -85,6 +92,14 @@ def load_npz(
     num_classes = labels.count_classes(
         source, task, y_train, y_test, is_part=is_part
     )
+    clients = {}
+    if _CLIENTS[0] in members:
+      clients = natural_clients.attributes(
+          source,
+          read(_CLIENTS[0]),
+          read(_CLIENTS[1]) if _CLIENTS[1] in members else None,
+          (len(y_train), len(y_test)),
+      )
     x_train, x_test = read('x_train'), read('x_test')
   return dataset_lib.create_dataset(
       name,
@@ -96,6 +111,7 @@ def load_npz(
       task=task,
       is_part=is_part,
       is_series=is_series,
+      **clients,
   )
 
 
@@ -131,7 +147,7 @@ def _find_members(
   """Returns the member of each array."""
   found = collections.defaultdict(list)
   for member in archive.infolist():
-    found[member.filename.removesuffix(_SUFFIX)].append(member)
+    found[member.filename.removesuffix(datasets.NPY_SUFFIX)].append(member)
   needed = arrays.Arrays._fields
   missing = [array for array in needed if array not in found]
   if missing:
@@ -141,7 +157,8 @@ def _find_members(
         f'{source}: {path!r} lacks {", ".join(missing)}; it needs the arrays'
         f' {", ".join(needed)}, but has {present or "none"}.'
     )
-  for array in needed:
+  known = [array for array in (*needed, *_CLIENTS) if array in found]
+  for array in known:
     if len(found[array]) > 1:
       raise ValueError(
           f'{source}: {path!r} has {len(found[array])} arrays {array}; it is'
@@ -152,7 +169,7 @@ def _find_members(
           f'{source}: {array} in {path!r} is encrypted; store it without a'
           ' password.'
       )
-  return {array: found[array][0] for array in needed}
+  return {array: found[array][0] for array in known}
 
 
 def _read_header(

@@ -389,6 +389,8 @@ def chosen_split(options: Any) -> str:
     return options.split
   if datasets.has_domains(options.dataset):
     return DOMAINS
+  if datasets.has_clients(options.dataset):
+    return NATURAL
   task = getattr(options, 'task', None) or datasets.find(options.dataset).task
   has_classes = task is None or tasks.has_sample_classes(task)
   return _SPLIT_OF_CLASSES if has_classes else _SPLIT_OF_OTHERS
@@ -439,8 +441,7 @@ def _option(
 
 DOMAINS = 'domains'
 NATURAL = 'natural'
-# The default split of datasets without domains: if each sample has a class, and
-# otherwise.
+# The default split of other datasets: if each sample has a class, and otherwise.
 _SPLIT_OF_CLASSES = 'classes'
 _SPLIT_OF_OTHERS = 'iid'
 
@@ -586,9 +587,9 @@ SPLIT = Option(
     ),
     compute=chosen_split,
     default_text=(
-        f'{DOMAINS} for a dataset with domains, {_SPLIT_OF_CLASSES} for'
-        f' others whose samples have one class each, otherwise'
-        f' {_SPLIT_OF_OTHERS}'
+        f'{DOMAINS} for a dataset with domains, {NATURAL} for files with'
+        f' clients, {_SPLIT_OF_CLASSES} for others whose samples have one class'
+        f' each, otherwise {_SPLIT_OF_OTHERS}'
     ),
     argument=OWN_NAME,
 )

@@ -285,7 +285,11 @@ def split_natural(
   )
   parts = splits.split_by_client(dataset.client_train, num_clients, seed)
   clients = dataset.client_train[[indices[0] for indices in parts]]
-  test_parts = splits.positions(dataset.client_test, clients)
+  test_parts = (
+      [np.arange(0)] * num_clients
+      if dataset.client_test is None
+      else splits.positions(dataset.client_test, clients)
+  )
   client_ids = [dataset.client_names[client] for client in clients]
   return _federated_data(dataset, client_ids, parts, test_parts)
 
