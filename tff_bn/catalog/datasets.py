@@ -377,6 +377,14 @@ FOLDER = Source(
     form=_PATH,
     takes_parts=True,
 )
+IDX = Source(
+    'idx',
+    'the files in which MNIST, Fashion-MNIST, KMNIST and EMNIST are published,'
+    ' also compressed (.gz)',
+    f'{_ROOM}.idx_files:load_idx',
+    form=_PATH,
+    takes_parts=True,
+)
 GENERATED = Source(
     'generated',
     'random examples, for trying things out; SHAPE is HxWxC or a number of'
@@ -396,7 +404,8 @@ DOMAINS = Source(
     takes_task=True,
 )
 KINDS = {
-    kind.name: kind for kind in (TFDS, NPZ, SERIES, FOLDER, GENERATED, DOMAINS)
+    kind.name: kind
+    for kind in (TFDS, NPZ, SERIES, FOLDER, IDX, GENERATED, DOMAINS)
 }
 
 

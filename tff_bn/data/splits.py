@@ -441,7 +441,7 @@ def _option(
 
 DOMAINS = 'domains'
 NATURAL = 'natural'
-# The default split of other datasets: if each sample has a class, and otherwise.
+# The default split of other datasets: if samples have classes, and otherwise.
 _SPLIT_OF_CLASSES = 'classes'
 _SPLIT_OF_OTHERS = 'iid'
 
