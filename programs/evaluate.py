@@ -180,7 +180,8 @@ def evaluate(
         settings,
         # Other labels, such as 0 and 1, could be of another task.
         settings.replaced(task=saved.manifest['task']).load(
-            model_evaluation.class_names(saved)
+            model_evaluation.class_names(saved),
+            model_evaluation.encoding(saved),
         ),
         client,
     )

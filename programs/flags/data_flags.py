@@ -4,11 +4,12 @@ from collections.abc import Iterable, Sequence
 import contextlib
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from absl import logging
 
 from tff_bn.catalog import datasets
+from tff_bn.catalog import table_options
 from tff_bn.catalog import tasks
 from tff_bn.common import progress
 from tff_bn.common import spelling
@@ -19,6 +20,7 @@ from tff_bn.programs.cli.parsed_flags import ParsedFlags
 
 if TYPE_CHECKING:
   from tff_bn import data as tff_bn_data
+  from tff_bn.data import table_encoding
   from tff_bn.programs.plan import settings as settings_lib
 
 # The positions of all clients' samples take 8 bytes each.
@@ -49,8 +51,16 @@ def _saying_what_is_loaded(
 def announce_split(
     flags: ParsedFlags, runs: Iterable['settings_lib.RunSettings']
 ) -> None:
-  """Says which split is used because a dataset has domains."""
-  if flags.split is None and any(run.split == splits.DOMAINS for run in runs):
+  """Says which split is used because a dataset has domains or clients."""
+  if flags.split is not None:
+    return
+  found = {run.split for run in runs}
+  if splits.NATURAL in found:
+    progress.say(
+        'The dataset has clients, so each of them is a client'
+        f' (--split={splits.NATURAL}). Any other --split mixes their data.'
+    )
+  if splits.DOMAINS in found:
     progress.say(
         'The dataset has domains, so each client has data of one domain'
         f' (--split={splits.DOMAINS}). Any other --split mixes the domains.'
@@ -82,6 +92,7 @@ _OPTIONS = flag_groups.base_class(
     dataclasses.replace(datasets.DATA_DIR, convert=_absolute),
     datasets.IMAGE_SIZE,
     tasks.TASK,
+    *table_options.OPTIONS,
     scaling.PIXEL_SCALING,
     datasets.TRAIN_SHARE,
     datasets.SAMPLES_PER_DOMAIN,
@@ -119,12 +130,15 @@ class DataFlags(_OPTIONS):  # type: ignore[misc, valid-type]
     return datasets.parse_image_size(self.image_size)
 
   def load(
-      self, class_names: Optional[Sequence[str]] = None
+      self,
+      class_names: Optional[Sequence[str]] = None,
+      encoding: Optional['table_encoding.TableEncoding'] = None,
   ) -> 'tff_bn_data.Dataset':
     """Loads the dataset; a ValueError says why it can't be used.
 
     Args:
       class_names: The classes of a trained model, see `data.load_dataset`.
+      encoding: Its features of tables, see there.
     """
     from tff_bn import data
 
@@ -136,7 +150,9 @@ class DataFlags(_OPTIONS):  # type: ignore[misc, valid-type]
           data_dir=self.data_dir,
           image_size=self.parsed_image_size,
           class_names=class_names,
+          encoding=encoding,
           **chosen,
+          **self._table_options(),
       )
     if self.task is None and dataset.task != tasks.CLASSIFICATION:
       progress.say(
@@ -167,6 +183,11 @@ class DataFlags(_OPTIONS):  # type: ignore[misc, valid-type]
           scaling.LARGEST_RATIO,
       )
     return dataset
+
+  def _table_options(self) -> dict[str, Any]:
+    if not datasets.has_tables(self.dataset):
+      return {}
+    return {o.name: getattr(self, o.name) for o in table_options.OPTIONS}
 
   def split_over_clients(
       self, dataset: 'tff_bn_data.Dataset', seed: int

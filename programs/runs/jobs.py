@@ -19,6 +19,7 @@ from tff_bn import data as tff_bn_data
 from tff_bn import training
 from tff_bn.catalog import algorithms
 from tff_bn.catalog import datasets
+from tff_bn.catalog import table_options
 from tff_bn.common import progress
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes import stateful_process
@@ -155,6 +156,7 @@ def dataset_key(settings: settings_lib.RunSettings) -> tuple[Any, ...]:
   return (
       *(settings.dataset, settings.data_dir),
       *(settings.image_size, settings.task),
+      *(getattr(settings, option.name) for option in table_options.OPTIONS),
   )
 
 

@@ -14,6 +14,7 @@ from tff_bn.catalog import tasks
 from tff_bn.common import progress
 from tff_bn.data import classes
 from tff_bn.data import dataset as dataset_lib
+from tff_bn.data import table_encoding
 from tff_bn.keras_model import model_metrics
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
@@ -36,6 +37,16 @@ def class_names(saved: saved_models.SavedModels) -> Optional[tuple[str, ...]]:
   if names is None or num_classes is None:
     return None
   return tuple(names) or classes.numbers(num_classes)
+
+
+def encoding(
+    saved: saved_models.SavedModels,
+) -> Optional[table_encoding.TableEncoding]:
+  """Returns how a run's table became features; None if it had none."""
+  columns = saved.manifest.get('table')
+  if columns is None:
+    return None
+  return table_encoding.TableEncoding.from_json(columns)
 
 
 def numbers(model: BatchNormModel) -> list[str]:
@@ -65,10 +76,10 @@ def as_domains(
     dataset: tff_bn_data.Dataset,
     client: Optional[str],
 ) -> tuple[settings_lib.RunSettings, tff_bn_data.Dataset]:
-  """Makes data without domains, or writers, the data of a single client.
+  """Makes data without domains, or clients, the data of a single client.
 
-  So a run whose clients are domains or writers can be evaluated on the data of
-  a client that came after the training.
+  So a run whose clients are domains, or those of its data, can be evaluated on
+  the data of a client that came after the training.
 
   Args:
     settings: The run's settings, with the flags of the data.
@@ -77,11 +88,11 @@ def as_domains(
 
   Returns:
     The settings and the data. They are unchanged if the data has the domains or
-    the writers that the split needs, or if the split needs none.
+    the clients that the split needs, or if the split needs none.
   """
   origins = {
       'domains': None if client else dataset.domain_train,
-      'natural': dataset.writer_train,
+      'natural': dataset.client_train,
   }
   if origins.get(settings.split, ()) is not None:
     return settings, dataset

@@ -19,6 +19,7 @@ _FILES = (
     'requirements.txt',
     'requirements-cuda.txt',
     'requirements-docs.txt',
+    'requirements-files.txt',
     'requirements-logging.txt',
     'requirements-ray.txt',
 )

@@ -11,6 +11,7 @@ import re
 from typing import Any, NamedTuple, Optional
 import zipfile
 
+from tff_bn.catalog import table_options
 from tff_bn.catalog import tasks
 from tff_bn.catalog import value_types
 from tff_bn.catalog.options import OWN_NAME
@@ -51,6 +52,8 @@ class Source(Part):
       chose, or None.
     task: The task of a dataset that is not a classification, a key of
       `tff_bn.catalog.tasks.TASKS`. None: the labels decide.
+    takes_encoding: Whether the function gets `encoding`, too: how the columns
+      of the training data of a model became features, or None.
     finds_clients: Whether the file or folder at a path divides the samples over
       clients, as far as a short look tells. None: it never does.
   """
@@ -62,6 +65,7 @@ class Source(Part):
   takes_parts: bool = False
   takes_task: bool = False
   task: Optional[str] = None
+  takes_encoding: bool = False
   finds_clients: Optional[Callable[[str], bool]] = None
 
   @property
@@ -329,6 +333,11 @@ NPY_SUFFIX = '.npy'
 CLIENT_ARRAYS = ('client_train', 'client_test')
 
 
+def _is_folder_of_tables(path: str) -> bool:
+  """Whether a path is a folder, whose tables are the clients."""
+  return os.path.isdir(path)
+
+
 def _npz_has_clients(path: str) -> bool:
   """Whether an archive has the ids of clients; False if it can't be read."""
   # Reading from a pipe may last forever.
@@ -377,6 +386,29 @@ FOLDER = Source(
     form=_PATH,
     takes_parts=True,
 )
+CSV = Source(
+    'csv',
+    'a table with --label_column: a CSV file, or a folder with one for each'
+    ' client',
+    f'{_ROOM}.table_files:load_csv',
+    table_options.OPTIONS,
+    form=_PATH,
+    takes_parts=True,
+    takes_task=True,
+    takes_encoding=True,
+    finds_clients=_is_folder_of_tables,
+)
+PARQUET = Source(
+    'parquet',
+    'a table with --label_column: a Parquet file, or a folder with the parts of'
+    ' one; needs pyarrow',
+    f'{_ROOM}.table_files:load_parquet',
+    table_options.OPTIONS,
+    form=_PATH,
+    takes_parts=True,
+    takes_task=True,
+    takes_encoding=True,
+)
 IDX = Source(
     'idx',
     'the files in which MNIST, Fashion-MNIST, KMNIST and EMNIST are published,'
@@ -405,7 +437,17 @@ DOMAINS = Source(
 )
 KINDS = {
     kind.name: kind
-    for kind in (TFDS, NPZ, SERIES, FOLDER, IDX, GENERATED, DOMAINS)
+    for kind in (
+        TFDS,
+        NPZ,
+        SERIES,
+        FOLDER,
+        CSV,
+        PARQUET,
+        IDX,
+        GENERATED,
+        DOMAINS,
+    )
 }
 
 
@@ -458,10 +500,17 @@ def has_domains(name: str) -> bool:
   return find(name).has_domains
 
 
-def has_clients(name: str) -> bool:
-  """Whether a dataset is a file or folder that has clients."""
-  found = find(name).finds_clients
-  return found is not None and found(os.path.expanduser(path(name)))
+def has_clients(options: Any) -> bool:
+  """Whether the dataset is a file or folder with clients, given all options."""
+  if getattr(options, table_options.CLIENT_COLUMN.name, None) is not None:
+    return True
+  found = find(options.dataset).finds_clients
+  return found is not None and found(os.path.expanduser(path(options.dataset)))
+
+
+def has_tables(name: str) -> bool:
+  """Whether a dataset is a table."""
+  return find(name).takes_encoding
 
 
 def is_downloaded(name: str) -> bool:
@@ -512,6 +561,11 @@ class DatasetName(PartName):
       for domain, source in domains.items():
         try:
           self.parse(source)
+          if has_tables(source):
+            raise ValueError(
+                'is a table; use one folder of tables or'
+                f' --{table_options.CLIENT_COLUMN.name}.'
+            )
         except ValueError as error:
           raise ValueError(
               f'has the domain {domain!r}, whose dataset {source} {error}'

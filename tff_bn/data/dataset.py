@@ -16,6 +16,7 @@ from tff_bn.catalog import value_types
 from tff_bn.common import checks
 from tff_bn.data import arrays
 from tff_bn.data import labels
+from tff_bn.data import table_encoding
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,6 +97,8 @@ class Dataset:
     divisor: By which number the original values were divided to get the
       samples; `None` if it differs between samples. The division of uint8
       values by 255 does not count, because it comes later.
+    table: How the columns of a table became the samples; `None` for other
+      samples.
     task: What a model learns from the labels, a key of
       `tff_bn.catalog.tasks.TASKS`. Default: found from the dtype and the shape
       of `y_train` by `tff_bn.catalog.tasks.task_of_labels`; but if
@@ -125,6 +128,7 @@ class Dataset:
   scaling: Optional[Scaling] = None
   class_names: tuple[str, ...] = ()
   divisor: Optional[float] = 1
+  table: Optional[table_encoding.TableEncoding] = None
   # After the construction, it is never None.
   task: str = None  # type: ignore[assignment]
 
@@ -282,6 +286,8 @@ class Dataset:
       digest.update(np.ascontiguousarray(array))
     if self.scaling is not None:
       digest.update(f'scaling {self.scaling.to_json()}'.encode())
+    if self.table is not None:
+      digest.update(f'table {self.table.to_json()}'.encode())
     if self.class_names:
       digest.update(f'classes {list(self.class_names)}'.encode())
     if self.task != tasks.CLASSIFICATION:

@@ -7,6 +7,7 @@ import os
 from typing import Any, Optional
 
 from tff_bn.catalog import datasets
+from tff_bn.catalog import table_options
 from tff_bn.catalog import tasks
 from tff_bn.common import checks
 from tff_bn.common import user_functions
@@ -15,6 +16,9 @@ from tff_bn.data import classes
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import images
 from tff_bn.data import labels
+from tff_bn.data import table_encoding
+
+_TABLE_OPTIONS = {option.name: option for option in table_options.OPTIONS}
 
 
 def load_dataset(
@@ -23,6 +27,8 @@ def load_dataset(
     image_size: Optional[tuple[int, int]] = None,
     class_names: Optional[Sequence[str]] = None,
     task: Optional[str] = None,
+    encoding: Optional[table_encoding.TableEncoding] = None,
+    **table: Any,
 ) -> dataset_lib.Dataset:
   """Loads a dataset into memory and checks it.
 
@@ -41,12 +47,17 @@ def load_dataset(
       dataset keeps its own labels.
     task: What a model learns from the labels, a key of
       `tff_bn.catalog.tasks.TASKS`. Default: found from the labels.
+    encoding: For tables, how the columns of the training data of a model became
+      features: the `table` of that dataset. Default: this dataset's training
+      rows decide.
+    **table: The options of tables (`csv:` and `parquet:`) by name, see
+      `tff_bn.catalog.table_options`.
 
   Returns:
     The dataset.
 
   Raises:
-    TypeError: If the name is no string.
+    TypeError: If the name is no string, or there is no such option.
     ValueError: If the name is unknown or the data can't be used.
   """
   checks.check_type('dataset', name, str, 'be the name of a dataset')
@@ -56,6 +67,18 @@ def load_dataset(
         ' file or folder.'
     )
   datasets.DATASET.check(name)
+  for option, value in table.items():
+    if option not in _TABLE_OPTIONS:
+      raise TypeError(
+          f'{option!r} is not an option of a dataset; the options of tables are'
+          f' {", ".join(_TABLE_OPTIONS)}.'
+      )
+    if value is not None:
+      _TABLE_OPTIONS[option].check(value)
+      if not datasets.has_tables(name):
+        raise ValueError(
+            f'{option}={value} is for tables, but dataset={name} is none.'
+        )
   labels.check_task(task)
   if image_size is not None and min(image_size) < 1:
     raise ValueError(
@@ -74,7 +97,13 @@ def load_dataset(
         f'dataset={name}', class_names, len(class_names)
     )
   dataset = load_resized(
-      name, data_dir, image_size, task=task, is_part=class_names is not None
+      name,
+      data_dir,
+      image_size,
+      task=task,
+      is_part=class_names is not None,
+      encoding=encoding,
+      **table,
   )
   return (
       dataset if class_names is None else classes.matched(dataset, class_names)
@@ -88,6 +117,8 @@ def load_resized(
     *,
     task: Optional[str],
     is_part: bool,
+    encoding: Optional[table_encoding.TableEncoding] = None,
+    **table: Any,
 ) -> dataset_lib.Dataset:
   """Loads a dataset and resizes its images, see `load_dataset`.
 
@@ -97,10 +128,12 @@ def load_resized(
     source = datasets.find(name)
   except ValueError as error:
     raise ValueError(f'dataset={name}: {error}') from error
-  values = {'data_dir': data_dir, 'image_size': image_size}
+  values = {'data_dir': data_dir, 'image_size': image_size, **table}
   arguments: dict[str, Any] = {
-      option.name: values[option.name] for option in source.options
+      option.name: values.get(option.name) for option in source.options
   }
+  if source.takes_encoding:
+    arguments['encoding'] = encoding
   if source.takes_parts:
     arguments['is_part'] = is_part
   if source.takes_task:

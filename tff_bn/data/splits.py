@@ -389,7 +389,7 @@ def chosen_split(options: Any) -> str:
     return options.split
   if datasets.has_domains(options.dataset):
     return DOMAINS
-  if datasets.has_clients(options.dataset):
+  if datasets.has_clients(options):
     return NATURAL
   task = getattr(options, 'task', None) or datasets.find(options.dataset).task
   has_classes = task is None or tasks.has_sample_classes(task)

@@ -95,7 +95,8 @@ def describe(dataset: dataset_lib.Dataset) -> dict[str, Any]:
 
   These are the task, the number of outputs of the models, the names of the
   classes in the order of the outputs, the number by which the original values
-  were divided, and the scaling after that.
+  were divided, the scaling after that, and how the columns of a table became
+  features.
   """
   description: dict[str, Any] = dict(
       task=dataset.task,
@@ -105,6 +106,8 @@ def describe(dataset: dataset_lib.Dataset) -> dict[str, Any]:
   )
   if dataset.scaling is not None:
     description['pixel_scaling'] = dataset.scaling.to_json()
+  if dataset.table is not None:
+    description['table'] = dataset.table.to_json()
   return description
 
 

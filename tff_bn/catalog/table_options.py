@@ -1,0 +1,102 @@
+"""Options of tables: which columns are labels, clients, test data, features."""
+
+from typing import Any
+
+from tff_bn.catalog import value_types
+from tff_bn.catalog.options import OWN_NAME
+from tff_bn.catalog.options import Condition
+from tff_bn.catalog.options import Option
+from tff_bn.catalog.parts import listing
+
+
+def _reads_tables(options: Any) -> bool:
+  # It lists the options of this module.
+  from tff_bn.catalog import datasets
+
+  return datasets.has_tables(options.dataset)
+
+
+_ONLY_TABLES = (
+    Condition(
+        'dataset',
+        _reads_tables,
+        'has no effect with --dataset={}; it is for csv:PATH and parquet:PATH',
+    ),
+)
+_COLUMNS = value_types.List(value_types.TEXT)
+
+LABEL_COLUMN = Option(
+    'label_column',
+    _COLUMNS,
+    'Column with the labels of a table: classes as texts or numbers from 0, or'
+    ' floats for a regression. Several, separated by commas, are several labels'
+    ' or targets',
+    default_text='none, tables need it',
+    argument=OWN_NAME,
+    conditions=_ONLY_TABLES,
+)
+CLIENT_COLUMN = Option(
+    'client_column',
+    value_types.TEXT,
+    'Column of a table with the id of the client to which a row belongs, such'
+    ' as a hospital or a user',
+    default_text='none',
+    argument=OWN_NAME,
+    conditions=_ONLY_TABLES,
+)
+TEST_COLUMN = Option(
+    'test_column',
+    value_types.TEXT,
+    'Column of a table that says which rows are test data: train or test, 0 or'
+    ' 1, or false or true',
+    default_text='none, see --test_share',
+    argument=OWN_NAME,
+    conditions=_ONLY_TABLES,
+    excludes='test_share',
+)
+TEST_SHARE = Option(
+    'test_share',
+    value_types.Number(float, above=0, below=1),
+    'Share of the rows of a table, of each client if they are known, that are'
+    ' test data without --test_column. The same rows in every run',
+    0.2,
+    argument=OWN_NAME,
+    conditions=_ONLY_TABLES,
+)
+IGNORED_COLUMNS = Option(
+    'ignored_columns',
+    _COLUMNS,
+    'Comma-separated columns of a table that are no features',
+    default_text='none',
+    argument=OWN_NAME,
+    conditions=_ONLY_TABLES,
+)
+ERROR = 'error'
+MEAN = 'mean'
+MEDIAN = 'median'
+# What fills missing values.
+FILLING = (MEAN, MEDIAN)
+MISSING_VALUES = {
+    ERROR: 'they are errors',
+    MEAN: (
+        "the mean of the column's training rows of all clients; a missing text"
+        ' is a category of its own'
+    ),
+    MEDIAN: 'the same with the median',
+}
+MISSING = Option(
+    'missing_values',
+    value_types.Choice(MISSING_VALUES),
+    f'What replaces missing values in a table:\n{listing(MISSING_VALUES)}',
+    ERROR,
+    argument=OWN_NAME,
+    conditions=_ONLY_TABLES,
+)
+OPTIONS = (
+    LABEL_COLUMN,
+    CLIENT_COLUMN,
+    TEST_COLUMN,
+    TEST_SHARE,
+    IGNORED_COLUMNS,
+    MISSING,
+)

@@ -1,0 +1,252 @@
+"""How the columns of a table become features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any, Optional, Self
+
+import numpy as np
+
+from tff_bn.catalog import table_options
+from tff_bn.common import memory
+from tff_bn.common import spelling
+from tff_bn.imports import lazy
+
+if TYPE_CHECKING:
+  import pandas as pd
+else:
+  pd = lazy.Module('pandas')
+
+# A column of more texts is free text, or names the rows.
+_MAX_CATEGORIES = 1000
+# The category of missing values.
+_MISSING = ''
+# The share of the texts of a column that must be numbers to call it a column of
+# numbers with errors.
+_MOSTLY = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+  """A column of features.
+
+  Attributes:
+    name: The column's name.
+    categories: The texts that it has, each of which becomes a feature that is 0
+      or 1. None: it has numbers.
+    fill: The number that replaces missing ones. None: they are errors.
+  """
+
+  name: str
+  categories: Optional[tuple[str, ...]] = None
+  fill: Optional[float] = None
+
+  @property
+  def num_features(self) -> int:
+    """The number of features."""
+    return 1 if self.categories is None else len(self.categories)
+
+
+@dataclasses.dataclass(frozen=True)
+class TableEncoding:
+  """Maps the rows of a table to vectors of features.
+
+  Attributes:
+    columns: The columns in the order of their features.
+  """
+
+  columns: tuple[Column, ...]
+
+  def to_json(self) -> list[dict[str, Any]]:
+    """Returns the encoding for a file."""
+    return [dataclasses.asdict(column) for column in self.columns]
+
+  @classmethod
+  def from_json(cls, columns: Sequence[dict[str, Any]]) -> Self:
+    """Reads what `to_json` returned."""
+    return cls(
+        tuple(
+            Column(
+                column['name'],
+                None
+                if column['categories'] is None
+                else tuple(column['categories']),
+                column['fill'],
+            )
+            for column in columns
+        )
+    )
+
+  @classmethod
+  def fit(cls, source: str, table: pd.DataFrame, missing: str) -> Self:
+    """Decides how the columns of the training data are encoded.
+
+    Args:
+      source: The beginning of errors, which names the dataset.
+      table: The features of the training data.
+      missing: A key of `table_options.MISSING_VALUES`.
+
+    Raises:
+      ValueError: If there are no columns, or one can't be encoded.
+    """
+    if not len(table.columns):
+      raise ValueError(f'{source}: there are no columns of features.')
+    return cls(
+        tuple(
+            _fit_column(source, table[name], missing) for name in table.columns
+        )
+    )
+
+  def encode(self, source: str, table: pd.DataFrame) -> np.ndarray:
+    """Returns the features of rows, float32 of shape `[n, features]`.
+
+    A category that the training data lacks has only zeros.
+
+    Raises:
+      ValueError: If a column is missing or holds other values than in the
+        training data.
+    """
+    lacking = [c.name for c in self.columns if c.name not in table.columns]
+    if lacking:
+      raise ValueError(
+          f'{source} has no column {lacking[0]!r}; its columns are'
+          f' {spelling.name_some(list(map(str, table.columns)))}.'
+      )
+    width = sum(column.num_features for column in self.columns)
+    memory.check_fits(
+        f'{source}: the {width:,} features of {len(table):,} rows',
+        4 * width * len(table),
+    )
+    features = np.empty((len(table), width), np.float32)
+    start = 0
+    for column in self.columns:
+      end = start + column.num_features
+      features[:, start:end] = _encode_column(
+          source, column, table[column.name]
+      )
+      start = end
+    return features
+
+
+def row_name(index: pd.Index, are_meant: Any) -> str:
+  """Returns the first of some rows in words, for errors."""
+  return f'row {int(index[np.argmax(are_meant)]) + 1:,} below the header'
+
+
+def _fit_column(source: str, values: pd.Series, missing: str) -> Column:
+  name = str(values.name)
+  place = f'{source}: the column {name!r}'
+  if _is_numeric(values):
+    if missing == table_options.ERROR:
+      return Column(name)
+    numbers = _numbers(values)
+    present = numbers[~np.isnan(numbers)]
+    if not present.size:
+      raise ValueError(
+          f'{place} has no value in the training data; leave it out by'
+          f' {table_options.IGNORED_COLUMNS.name}.'
+      )
+    average = np.mean if missing == table_options.MEAN else np.median
+    return Column(name, fill=float(average(present)))
+  texts = _texts(place, values, missing)
+  categories = tuple(sorted(set(texts)))
+  if len(categories) > _MAX_CATEGORIES:
+    raise ValueError(
+        f'{place} has {len(categories):,} different texts, such as'
+        f' {categories[-1]!r}; at most {_MAX_CATEGORIES:,} become features.'
+        f' Leave it out by {table_options.IGNORED_COLUMNS.name}.'
+    )
+  return Column(name, categories)
+
+
+def _encode_column(
+    source: str, column: Column, values: pd.Series
+) -> np.ndarray:
+  """Returns the features of a column, of shape `[n, features]`."""
+  place = f'{source}: the column {column.name!r}'
+  if column.categories is None:
+    if not _is_numeric(values):
+      raise ValueError(
+          f'{place} has texts such as {_first_text(values)!r}, but numbers in'
+          ' the training data.'
+      )
+    numbers = _numbers(values)
+    if column.fill is not None:
+      numbers = np.where(np.isnan(numbers), column.fill, numbers)
+    _check_finite(place, numbers, values.index)
+    return numbers[:, np.newaxis]
+  missing = table_options.ERROR
+  if _MISSING in column.categories or not values.isna().any():
+    missing = table_options.MEAN
+  texts = _texts(place, values, missing)
+  return np.asarray(texts[:, np.newaxis] == np.array(column.categories, object))
+
+
+def _is_numeric(values: pd.Series) -> bool:
+  return pd.api.types.is_numeric_dtype(values.dtype) and not (
+      pd.api.types.is_complex_dtype(values.dtype)
+  )
+
+
+def _numbers(values: pd.Series) -> np.ndarray:
+  """Returns numbers as float64; missing ones are NaN."""
+  return values.to_numpy(np.float64, na_value=np.nan)
+
+
+def _check_finite(place: str, numbers: np.ndarray, index: pd.Index) -> None:
+  largest = float(np.finfo(np.float32).max)
+  wrong = ~(np.abs(numbers) <= largest)
+  if wrong.any():
+    value = numbers[np.argmax(wrong)]
+    advice = (
+        f'fill them by {table_options.MISSING.name}='
+        f'{" or ".join(table_options.FILLING)}, or remove the rows'
+        if math.isnan(value)
+        else 'all values must be finite float32 numbers'
+    )
+    raise ValueError(
+        f'{place} has {int(wrong.sum()):,} values that are missing, infinite or'
+        f' too large, the first ({value}) in {row_name(index, wrong)};'
+        f' {advice}.'
+    )
+
+
+def _texts(place: str, values: pd.Series, missing: str) -> np.ndarray:
+  """Returns the texts of a column of categories, an array of objects."""
+  if pd.api.types.is_datetime64_any_dtype(values.dtype) or (
+      pd.api.types.is_timedelta64_dtype(values.dtype)
+  ):
+    raise ValueError(
+        f'{place} has dates or times; store numbers, such as days, or leave it'
+        f' out by {table_options.IGNORED_COLUMNS.name}.'
+    )
+  is_missing = values.isna()
+  if is_missing.any() and missing == table_options.ERROR:
+    raise ValueError(
+        f'{place} has {int(is_missing.sum()):,} missing values, the first in'
+        f' {row_name(values.index, is_missing)}; use'
+        f' {table_options.MISSING.name}={" or ".join(table_options.FILLING)},'
+        ' or remove the rows.'
+    )
+  present = values[~is_missing]
+  wrong = [v for v in present if not isinstance(v, (str, bool, int, float))]
+  if wrong:
+    raise ValueError(
+        f'{place} has values of the type {type(wrong[0]).__name__}; columns'
+        ' hold numbers or texts.'
+    )
+  is_number = pd.to_numeric(present, errors='coerce').notna()
+  if is_number.mean() > _MOSTLY and not is_number.all():
+    raise ValueError(
+        f'{place} has numbers and the text {present[~is_number].iloc[0]!r} in'
+        f' {row_name(present.index, ~is_number)}; correct it, or leave it empty'
+        ' if the value is missing.'
+    )
+  return values.astype(object).where(~is_missing, _MISSING).map(str).to_numpy()
+
+
+def _first_text(values: pd.Series) -> str:
+  present = values[values.notna()]
+  return str(present.iloc[0]) if len(present) else ''

@@ -1,0 +1,356 @@
+"""Datasets from tables: CSV and Parquet files, read by pandas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import csv
+import gzip
+import os
+from typing import TYPE_CHECKING, Any, Optional
+
+import numpy as np
+
+from tff_bn.catalog import datasets
+from tff_bn.catalog import table_options
+from tff_bn.common import memory
+from tff_bn.common import seeding
+from tff_bn.common import spelling
+from tff_bn.data import dataset as dataset_lib
+from tff_bn.data import natural_clients
+from tff_bn.data import table_encoding
+from tff_bn.imports import lazy
+
+if TYPE_CHECKING:
+  import pandas as pd
+else:
+  pd = lazy.Module('pandas')
+
+_DELIMITERS = ',;\t'
+_CSV_SUFFIXES = ('.csv', '.csv.gz')
+# What the column of test data may have.
+_IS_TEST = {'train': False, 'test': True, '0': False, '1': True}
+_IS_TEST.update({'false': False, 'true': True})
+
+
+def load_csv(name: str, **options: Any) -> dataset_lib.Dataset:
+  """Loads a dataset from a CSV file, or from all CSV files in a folder.
+
+  In a folder, each file has the rows of one client, whose id is the file's
+  name, unless a column has the ids. The columns are separated by commas,
+  semicolons or tabs, as the first line shows, and its fields are their names.
+  Files may be compressed (`.csv.gz`).
+
+  Args:
+    name: `csv:PATH`.
+    **options: See `_to_dataset`.
+
+  Returns:
+    The dataset. Its samples are vectors of features.
+
+  Raises:
+    ValueError: If a file can't be read, files have different columns, or the
+      columns do not form a dataset.
+  """
+  return _load(name, _read_csv, **options)
+
+
+def load_parquet(name: str, **options: Any) -> dataset_lib.Dataset:
+  """Loads a dataset from a Parquet file or folder, which needs pyarrow.
+
+  See `load_csv`. The name is `parquet:PATH`.
+  """
+  return _load(name, _read_parquet, **options)
+
+
+def _load(
+    name: str,
+    read: Callable[[str, str], tuple[pd.DataFrame, Optional[np.ndarray]]],
+    **options: Any,
+) -> dataset_lib.Dataset:
+  source = f'dataset={name}'
+  path = os.path.expanduser(datasets.path(name))
+  try:
+    is_there = os.path.isfile(path) or os.path.isdir(path)
+  # The path may contain a null character.
+  except ValueError:
+    is_there = False
+  if not is_there:
+    raise ValueError(f'{source}: there is no file or folder {path!r}.')
+  table, clients = read(source, path)
+  if not len(table):
+    raise ValueError(f'{source}: the table has no rows.')
+  return _to_dataset(name, table, clients, **options)
+
+
+def _read_csv(
+    source: str, path: str
+) -> tuple[pd.DataFrame, Optional[np.ndarray]]:
+  """Returns the table, and the clients of its rows if they are known."""
+  files = [path]
+  if os.path.isdir(path):
+    files = [
+        os.path.join(path, file)
+        for file in sorted(os.listdir(path))
+        if file.endswith(_CSV_SUFFIXES)
+    ]
+    if not files:
+      raise ValueError(
+          f'{source}: {path!r} has no files that end in'
+          f' {" or ".join(_CSV_SUFFIXES)}.'
+      )
+  memory.check_fits(
+      f'{source}: the files of {path!r}', sum(map(os.path.getsize, files))
+  )
+  parts = [_read_csv_file(source, file) for file in files]
+  for file, part in zip(files, parts):
+    if set(part.columns) != set(parts[0].columns):
+      different = sorted(set(part.columns) ^ set(parts[0].columns))
+      raise ValueError(
+          f'{source}: {file!r} and {files[0]!r} have different columns; only'
+          f' one of them has {different[0]!r}.'
+      )
+  clients = None
+  if os.path.isdir(path):
+    names = [os.path.basename(file).split('.csv')[0] for file in files]
+    clients = np.repeat(names, [len(part) for part in parts])
+  return pd.concat(parts, ignore_index=True), clients
+
+
+def _read_csv_file(source: str, file: str) -> pd.DataFrame:
+  # Reading from a pipe may last forever.
+  if not os.path.isfile(file):
+    raise ValueError(f'{source}: {file!r} is no regular file.')
+  try:
+    opener = gzip.open if file.endswith('.gz') else open
+    with opener(file, 'rt', encoding='utf-8', newline='') as opened:
+      first = opened.readline()
+    delimiter = max(_DELIMITERS, key=first.count)
+    names = next(csv.reader([first], delimiter=delimiter), [])
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:  # pandas would rename it.
+      raise ValueError(f'the column {twice[0]!r} occurs twice')
+    # Read in one piece, a column has one dtype.
+    return pd.read_csv(file, sep=delimiter, low_memory=False)
+  # A damaged file may raise anything.
+  except Exception as error:
+    reason = str(error).split('\n', maxsplit=1)[0]
+    raise ValueError(
+        f'{source}: {file!r} is no readable CSV file ({reason}).'
+    ) from error
+
+
+def _read_parquet(source: str, path: str) -> tuple[pd.DataFrame, None]:
+  try:
+    return pd.read_parquet(path), None
+  except ImportError as error:
+    raise ValueError(
+        f'{source} needs the package pyarrow, which is not installed: pip'
+        ' install pyarrow.'
+    ) from error
+  # A damaged file may raise anything.
+  except Exception as error:
+    reason = str(error).split('\n', maxsplit=1)[0]
+    raise ValueError(
+        f'{source}: {path!r} is no readable Parquet file or folder ({reason}).'
+    ) from error
+
+
+def _to_dataset(
+    name: str,
+    table: pd.DataFrame,
+    clients: Optional[np.ndarray],
+    *,
+    label_column: Optional[Sequence[str]] = None,
+    client_column: Optional[str] = None,
+    test_column: Optional[str] = None,
+    test_share: Optional[float] = None,
+    ignored_columns: Optional[Sequence[str]] = None,
+    missing_values: Optional[str] = None,
+    encoding: Optional[table_encoding.TableEncoding] = None,
+    task: Optional[str] = None,
+    is_part: bool = False,
+) -> dataset_lib.Dataset:
+  """Makes the dataset of a table.
+
+  Args:
+    name: The dataset's name.
+    table: The table.
+    clients: The ids of the rows' clients, if there is no column of them.
+    label_column: The columns of the labels; see `table_options` for this and
+      the other options.
+    client_column: The column of the clients' ids.
+    test_column: The column that says which rows are test data.
+    test_share: The share of test data without such a column.
+    ignored_columns: Columns that are no features.
+    missing_values: What replaces missing values.
+    encoding: How columns become features. Default: the training rows decide.
+    task: What a model learns from the labels, see `Dataset`.
+    is_part: Whether the training data may lack classes, see `create_dataset`.
+
+  Raises:
+    ValueError: If a column is missing or can't be used.
+  """
+  source = f'dataset={name}'
+  if not label_column:
+    raise ValueError(
+        f'{source} needs {table_options.LABEL_COLUMN.name}=NAME, the column'
+        f' with the labels; its columns are {_columns(table)}.'
+    )
+  single = [c for c in (client_column, test_column) if c is not None]
+  ignored = list(ignored_columns or ())
+  for option, columns in (
+      (table_options.LABEL_COLUMN, label_column),
+      (table_options.CLIENT_COLUMN, [client_column]),
+      (table_options.TEST_COLUMN, [test_column]),
+      (table_options.IGNORED_COLUMNS, ignored),
+  ):
+    for column in columns:
+      if column is not None and column not in table.columns:
+        raise ValueError(
+            f'{source} has no column {option.name}={column}; its columns are'
+            f' {_columns(table)}.'
+            f'{spelling.suggestion(column, map(str, table.columns))}'
+        )
+  used = [*label_column, *single, *ignored]
+  twice = [column for column in used if used.count(column) > 1]
+  if twice:
+    raise ValueError(
+        f'{source}: the column {twice[0]!r} is given for two options.'
+    )
+  if client_column is not None:
+    clients = _ids(source, client_column, table[client_column])
+  if test_column is not None:
+    is_test = _read_is_test(source, test_column, table[test_column])
+  else:
+    share = table_options.TEST_SHARE.default
+    is_test = _draw_is_test(
+        clients, len(table), share if test_share is None else test_share
+    )
+  for which, rows in (('training', ~is_test), ('test', is_test)):
+    if not rows.any():
+      raise ValueError(f'{source} has no {which} rows.')
+  features = table.drop(columns=used)
+  if encoding is None:
+    encoding = table_encoding.TableEncoding.fit(
+        source,
+        features[~is_test],
+        missing_values or table_options.MISSING.default,
+    )
+  x = encoding.encode(source, features)
+  y, class_names = _labels(
+      source, table[list(label_column)], is_test, is_part=is_part
+  )
+  groups = {}
+  if clients is not None:
+    groups = natural_clients.attributes(
+        source,
+        clients[~is_test],
+        clients[is_test],
+        (int((~is_test).sum()), int(is_test.sum())),
+    )
+  return dataset_lib.create_dataset(
+      name,
+      x[~is_test],
+      y[~is_test],
+      x[is_test],
+      y[is_test],
+      task=task,
+      is_part=is_part,
+      class_names=class_names,
+      table=encoding,
+      **groups,
+  )
+
+
+def _columns(table: pd.DataFrame) -> str:
+  return spelling.name_some([str(column) for column in table.columns])
+
+
+def _ids(source: str, column: str, values: pd.Series) -> np.ndarray:
+  """Returns the ids of the rows' clients: texts or whole numbers."""
+  missing = values.isna()
+  if missing.any():
+    row = table_encoding.row_name(values.index, missing)
+    raise ValueError(
+        f'{source}: {int(missing.sum()):,} rows have no client in the column'
+        f' {column!r}, the first is {row}.'
+    )
+  if isinstance(values.dtype, pd.CategoricalDtype):
+    values = values.astype(values.cat.categories.dtype)
+  if pd.api.types.is_integer_dtype(values.dtype):
+    return values.to_numpy(np.int64)
+  if pd.api.types.is_float_dtype(values.dtype):
+    raise ValueError(
+        f'{source}: the column {column!r} has numbers such as'
+        f' {values.iloc[0]}; ids of clients are texts or whole numbers.'
+    )
+  return values.map(str).to_numpy(str)
+
+
+def _read_is_test(source: str, column: str, values: pd.Series) -> np.ndarray:
+  """Returns whether rows are test data, given the column that says so."""
+  texts = values.map(lambda value: str(value).lower())
+  wrong = ~texts.isin(list(_IS_TEST))
+  if wrong.any():
+    raise ValueError(
+        f'{source}: the column {column!r} has the value'
+        f' {values[wrong].iloc[0]!r} in'
+        f' {table_encoding.row_name(values.index, wrong)}; it must have train'
+        ' and test, 0 and 1, or false and true.'
+    )
+  return texts.map(_IS_TEST).to_numpy(bool)
+
+
+def _draw_is_test(
+    clients: Optional[np.ndarray], num_rows: int, share: float
+) -> np.ndarray:
+  """Draws which rows are test data; each client keeps a training row."""
+  rng = seeding.generator(seeding.Stream.TEST_SETS, 0)
+  is_test = np.zeros(num_rows, bool)
+  if clients is None:
+    clients = np.zeros(num_rows, int)
+  _, numbers = np.unique(clients, return_inverse=True)
+  order = np.argsort(numbers, kind='stable')
+  for rows in np.split(order, np.cumsum(np.bincount(numbers))[:-1]):
+    number = min(round(share * len(rows)), len(rows) - 1)
+    is_test[rng.choice(rows, number, replace=False)] = True
+  return is_test
+
+
+def _labels(
+    source: str, labels: pd.DataFrame, is_test: np.ndarray, *, is_part: bool
+) -> tuple[np.ndarray, tuple[str, ...]]:
+  """Returns the labels and the names of the classes, or of several columns."""
+  missing = labels.isna().any(axis=1).to_numpy()
+  if missing.any():
+    row = table_encoding.row_name(labels.index, missing)
+    raise ValueError(
+        f'{source}: {int(missing.sum()):,} rows have no label, the first is'
+        f' {row}.'
+    )
+  are_texts = [
+      not pd.api.types.is_numeric_dtype(labels[column].dtype)
+      for column in labels.columns
+  ]
+  if len(labels.columns) > 1:
+    if any(are_texts):
+      column = labels.columns[are_texts.index(True)]
+      raise ValueError(
+          f'{source}: the column {column!r} has texts; several columns of'
+          ' labels must have numbers.'
+      )
+    y = labels.to_numpy()
+    is_float = y.dtype.kind == 'f'
+    return y, () if is_float else tuple(map(str, labels.columns))
+  values = labels.iloc[:, 0]
+  if not are_texts[0]:
+    return values.to_numpy(), ()
+  texts = values.map(str).to_numpy(str)
+  known = np.unique(texts if is_part else texts[~is_test])
+  untrained = np.setdiff1d(texts, known)
+  if untrained.size:
+    raise ValueError(
+        f'{source}: the label {str(untrained[0])!r} occurs in the test rows'
+        ' only, so that no model can learn it.'
+    )
+  return np.searchsorted(known, texts), tuple(str(text) for text in known)
