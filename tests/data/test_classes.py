@@ -35,7 +35,7 @@ def part(y_train, names=(), y_test=None, num_classes=None):
 
 def join(**parts):
   name = 'domains:' + ','.join(f'{domain}={domain}' for domain in parts)
-  return domains.join_domains(name, parts.__getitem__)
+  return domains.join_domains(name, parts)
 
 
 def named_labels(dataset, labels):

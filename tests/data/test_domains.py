@@ -25,7 +25,7 @@ def make(x_train, num_test=3, num_classes=3, **attributes):
 
 def join(**datasets):
   name = 'domains:' + ','.join(f'{domain}={domain}' for domain in datasets)
-  return domains.join_domains(name, datasets.__getitem__)
+  return domains.join_domains(name, datasets)
 
 
 @pytest.fixture

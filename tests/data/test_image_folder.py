@@ -399,3 +399,61 @@ def test_folders_for_a_trained_model(clinics):
     tff_bn_data.load_dataset(
         f'folder:{clinics}/wien', class_names=names[:3] + names[4:]
     )
+
+
+class TestClients:
+
+  def test_each_client_has_a_folder(self, tmp_path):
+    images = {
+        'north/train/cat/a': image(),
+        'north/train/dog/b': image(),
+        'north/test/dog/c': image(),
+        # It lacks a class and test images, and has a grey image.
+        'a b/train/dog/d': RNG.integers(0, 256, (6, 5), dtype=np.uint8),
+        'west/train/cat/e': image(),
+        'west/train/owl/f': image(),
+        'west/test/cat/g': image(),
+    }
+    write(tmp_path, images)
+    (tmp_path / 'readme.txt').write_text('No image.')
+    (tmp_path / 'north/train/dog/notes.txt').write_text('No image.')
+    dataset = load(tmp_path)
+    assert dataset.class_names == ('cat', 'dog', 'owl')
+    assert not dataset.domain_names
+    data = tff_bn_data.split_dataset(dataset, 'natural', None, seed=0)
+    assert data.client_ids == ('a b', 'north', 'west')
+    np.testing.assert_array_equal(
+        data.label_distribution(), [[0, 1, 0], [1, 1, 0], [1, 0, 1]]
+    )
+    assert [len(data.test_indices[c]) for c in data.client_ids] == [0, 1, 1]
+    (position,) = data.train_indices['a b']
+    np.testing.assert_array_equal(
+        dataset.x_train[position],
+        np.repeat(images['a b/train/dog/d'][..., np.newaxis], 3, axis=-1),
+    )
+
+  def test_sizes_that_differ(self, tmp_path):
+    write(
+        tmp_path,
+        {f'a/{s}/{n}/i': image(4, 4) for s in ('train', 'test') for n in 'xy'},
+    )
+    write(tmp_path, {'b/train/x/i': image(5, 4)})
+    check_refused(tmp_path, 'a: 4x4x3, b: 5x4x3.*pass image_size')
+    assert load(tmp_path, image_size=(4, 4)).input_shape == (4, 4, 3)
+
+  def test_damaged_image(self, tmp_path):
+    write(
+        tmp_path,
+        {f'a/{s}/{n}/i': image() for s in ('train', 'test') for n in 'xy'},
+    )
+    (tmp_path / 'a/train/x/text.png').write_text('No image.')
+    check_refused(tmp_path, 'a/train/x/text.png is no readable PNG')
+
+  def test_no_client_has_test_images(self, tmp_path):
+    write(tmp_path, {f'a/train/{n}/i': image() for n in 'xy'})
+    check_refused(tmp_path, 'x_test .* is empty')
+
+  def test_a_class_that_only_test_data_has(self, tmp_path):
+    write(tmp_path, {f'a/train/{n}/i': image() for n in 'xy'})
+    write(tmp_path, {'b/train/x/i': image(), 'b/test/z/i': image()})
+    check_refused(tmp_path, 'training samples of the class z')

@@ -333,6 +333,21 @@ NPY_SUFFIX = '.npy'
 CLIENT_ARRAYS = ('client_train', 'client_test')
 
 
+def clients_in_folder(path: str) -> list[str]:
+  """Returns the folders in an image folder that are clients, sorted.
+
+  They have folders of training images, while the folder itself has none.
+  """
+  train = 'train'
+  if not os.path.isdir(path) or os.path.isdir(os.path.join(path, train)):
+    return []
+  return sorted(
+      entry.name
+      for entry in os.scandir(path)
+      if os.path.isdir(os.path.join(entry.path, train))
+  )
+
+
 def _is_folder_of_tables(path: str) -> bool:
   """Whether a path is a folder, whose tables are the clients."""
   return os.path.isdir(path)
@@ -380,11 +395,13 @@ SERIES = Source(
 )
 FOLDER = Source(
     'folder',
-    'images in PATH/train/LABEL/ and PATH/test/LABEL/',
+    'images in PATH/train/LABEL/ and PATH/test/LABEL/, or in'
+    ' PATH/CLIENT/train/LABEL/ and PATH/CLIENT/test/LABEL/',
     f'{_ROOM}.image_folder:load_image_folder',
     (IMAGE_SIZE,),
     form=_PATH,
     takes_parts=True,
+    finds_clients=lambda path: bool(clients_in_folder(path)),
 )
 CSV = Source(
     'csv',

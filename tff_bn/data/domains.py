@@ -33,12 +33,19 @@ def load_domains(
       task=task,
       is_part=True,
   )
-  return join_domains(name, load, is_part=is_part)
+  return join_domains(
+      name,
+      {
+          domain: load(source)
+          for domain, source in catalog.parse_domains(name).items()
+      },
+      is_part=is_part,
+  )
 
 
 def join_domains(
     name: str,
-    load: Callable[[str], dataset_lib.Dataset],
+    datasets: Mapping[str, dataset_lib.Dataset],
     *,
     is_part: bool = False,
 ) -> dataset_lib.Dataset:
@@ -47,31 +54,25 @@ def join_domains(
   All datasets need the same task. In a classification, the classes are the
   union of the datasets' classes, see `classes.union`: classes with the same
   name are one class, or with the same number if they have no names. A domain
-  may lack classes. In other tasks, the domains' classes, or
-  the columns of their labels, must be the same; a domain may lack some only in
-  a segmentation without names of classes. Grey images become RGB images if
-  another domain has color. uint8 images are scaled to [0, 1] if another domain
-  has floats.
+  may lack classes. In other tasks, the domains' classes, or the columns of
+  their labels, must be the same; a domain may lack some only in a segmentation
+  without names of classes. Grey images become RGB images if another domain has
+  color. uint8 images are scaled to [0, 1] if another domain has floats.
 
   Args:
-    name: `domains:NAME=DATASET,...`, see `catalog.datasets.parse_domains`.
-    load: Loads the dataset of a domain by its name.
+    name: The name of the joined dataset.
+    datasets: The dataset of each domain.
     is_part: Whether all domains together may lack training samples of a class,
       see `create_dataset`.
 
   Returns:
-    The dataset, whose domains are in the order of the name.
+    The dataset, whose domains are in the order of `datasets`.
 
   Raises:
-    ValueError: If the name has another form, if the datasets have different
-      tasks, if their classes can't be matched, if no domain has training
-      samples of a class, or if the datasets differ in the shape of their
-      examples.
+    ValueError: If the datasets have different tasks, if their classes can't be
+      matched, if no domain has training samples of a class, or if the datasets
+      differ in the shape of their examples.
   """
-  datasets = {
-      domain: load(source)
-      for domain, source in catalog.parse_domains(name).items()
-  }
   _check_same(
       name,
       'tasks',

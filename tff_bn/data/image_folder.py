@@ -1,5 +1,6 @@
 """Datasets from folders of images."""
 
+import dataclasses
 import os
 import pathlib
 from typing import Any, Optional
@@ -11,6 +12,7 @@ from tff_bn.common import checks
 from tff_bn.common import memory
 from tff_bn.data import classes
 from tff_bn.data import dataset as dataset_lib
+from tff_bn.data import domains
 from tff_bn.data import image_headers
 from tff_bn.data import images
 from tff_bn.data import tfds_source
@@ -25,6 +27,10 @@ def load_image_folder(
     is_part: bool = False,
 ) -> dataset_lib.Dataset:
   """Loads the images in `PATH/train/LABEL/` and `PATH/test/LABEL/`.
+
+  If `PATH` has no folder `train`, but folders that have one, these are clients:
+  the images are in `PATH/CLIENT/train/LABEL/` and `PATH/CLIENT/test/LABEL/`.
+  Clients may lack classes and test images.
 
   The classes are the folders `LABEL` in alphabetical order. Images are PNG or
   JPEG files, read as RGB: `[n, height, width, 3]`, uint8. If there is no folder
@@ -46,12 +52,46 @@ def load_image_folder(
       do not fit into memory. Unless `is_part` is true, also if there is a
       single class, or a class without training images.
   """
-  # The import takes seconds, and only these datasets need it.
-  import tensorflow_datasets as tfds
-
   path = os.path.expanduser(datasets.path(name))
   if not os.path.isdir(path):
     raise ValueError(f'dataset={name}: there is no folder {path!r}.')
+  clients = datasets.clients_in_folder(path)
+  if not clients:
+    return _load_folder(name, path, image_size, is_part=is_part)
+  parts = {
+      client: _load_folder(
+          name,
+          os.path.join(path, client),
+          image_size,
+          is_part=True,
+          needs_test=False,
+      )
+      for client in clients
+  }
+  joined = domains.join_domains(name, parts, is_part=is_part)
+  return dataclasses.replace(
+      joined,
+      client_train=joined.domain_train,
+      client_test=joined.domain_test,
+      client_names=joined.domain_names,
+      domain_train=None,
+      domain_test=None,
+      domain_names=(),
+  )
+
+
+def _load_folder(
+    name: str,
+    path: str,
+    image_size: Optional[tuple[int, int]],
+    *,
+    is_part: bool,
+    needs_test: bool = True,
+) -> dataset_lib.Dataset:
+  """Loads the images of one folder, see `load_image_folder`."""
+  # The import takes seconds, and only these datasets need it.
+  import tensorflow_datasets as tfds
+
   _check_names(name, path)
   try:
     builder = tfds.folder_dataset.ImageFolder(path)
@@ -65,7 +105,7 @@ def load_image_folder(
     _check_headers(name, path, split, image_size)
   try:
     dataset = tfds_source.read_builder(
-        name, builder, image_size, is_part=is_part
+        name, builder, image_size, is_part=is_part, needs_test=needs_test
     )
   except ValueError as error:
     if isinstance(error.__cause__, tf.errors.OpError):

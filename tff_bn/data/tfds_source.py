@@ -107,6 +107,7 @@ def read_builder(
     image_size: Optional[tuple[int, int]] = None,
     *,
     is_part: bool = False,
+    needs_test: bool = True,
 ) -> dataset_lib.Dataset:
   """Reads the data of a prepared builder.
 
@@ -115,6 +116,7 @@ def read_builder(
     builder: A `tfds.core.DatasetBuilder`.
     image_size: The height and width to resize images to. Default: no resizing.
     is_part: Whether there may be a single class, see `create_dataset`.
+    needs_test: Whether there must be test data.
 
   Returns:
     The dataset, whose classes have the builder's names.
@@ -137,7 +139,7 @@ def read_builder(
         f'{source} is not a dataset of images with one label each.'
     )
   splits = used_splits(builder)
-  if len(splits) != 2:
+  if _TRAIN not in splits or (needs_test and len(splits) != 2):
     raise ValueError(
         f'{source} has the splits {", ".join(info.splits) or "(none)"}; it'
         f' needs {_TRAIN}, and {" or ".join(_TEST)}.'
@@ -146,18 +148,21 @@ def read_builder(
     for split in splits:
       # Images of at least one channel of uint8.
       images.check_memory(name, info.splits[split].num_examples, image_size, 1)
-  (x_train, y_train), (x_test, y_test) = (
-      _read_split(source, builder, split, image_size) for split in splits
+  arrays = [
+      array
+      for split in splits
+      for array in _read_split(source, builder, split, image_size)
+  ]
+  described: dict[str, Any] = dict(
+      num_classes=kinds[1].num_classes, class_names=tuple(kinds[1].names)
   )
-  return dataset_lib.create_dataset(
-      name,
-      x_train,
-      y_train,
-      x_test,
-      y_test,
-      num_classes=kinds[1].num_classes,
-      is_part=is_part,
-      class_names=tuple(kinds[1].names),
+  if len(splits) == 2:
+    return dataset_lib.create_dataset(
+        name, *arrays, is_part=is_part, **described
+    )
+  x_train, y_train = arrays
+  return dataset_lib.Dataset(
+      name, x_train, y_train, x_train[:0], y_train[:0], **described
   )
 
 
