@@ -34,6 +34,19 @@ _NAMED = {
         '[[n for n, yes in zip(class_names, row) if yes] for row in predicted]'
     ),
 }
+# Code that makes features of a table, see `tff_bn.data.table_encoding`.
+_TABLE_CODE = [
+    '# table: a pandas.DataFrame with the columns of the training data',
+    'features = []',
+    "for column in manifest['table']:",
+    "  values, fill = table[column['name']], column['fill']",
+    "  if column['categories'] is None:",
+    '    features.append(values if fill is None else values.fillna(fill))',
+    '  else:',
+    "    values = values.astype(object).where(values.notna(), '').map(str)",
+    "    features += [values == text for text in column['categories']]",
+    'x = np.stack(features, axis=-1)',
+]
 _CHANNELS = {1: 'gray', 3: 'RGB'}
 
 
@@ -108,10 +121,16 @@ def usage_code(
   if 'class_names' not in manifest or manifest['input_shape'] is None:
     return []  # The models of an earlier version, or of unknown data.
   divisor, shape = manifest['divisor'], manifest['input_shape']
-  lines = [
-      'import numpy as np',
-      f'# x: {_describe_samples(shape, divisor, image_size)}',
+  reading = [
+      'import json',
+      f'manifest = json.load(open({os.fspath(folder / manifests.FILE_NAME)!r}'
+      ", encoding='utf-8'))",
   ]
+  lines = ['import numpy as np']
+  if 'table' in manifest:
+    lines += _TABLE_CODE
+  else:
+    lines.append(f'# x: {_describe_samples(shape, divisor, image_size)}')
   if image_size is not None:
     lines += [
         'x = [keras.ops.image.resize(np.float32(picture),'
@@ -126,12 +145,8 @@ def usage_code(
   scaling = manifest.get('pixel_scaling')
   known = dict(scaling or {}, class_names=names)
   long = [n for n, v in known.items() if len(v) > _MAX_PRINTED_VALUES]
-  if long:
-    lines[:0] = [
-        'import json',
-        f'manifest = json.load(open({os.fspath(folder / manifests.FILE_NAME)!r}'
-        ", encoding='utf-8'))",
-    ]
+  if long or 'table' in manifest:
+    lines[:0] = reading
   if scaling is not None:
     section = "manifest['pixel_scaling']"
     for name in ('mean', 'deviation'):

@@ -6,10 +6,10 @@ integer, and the values.
 """
 
 import gzip
+import io
 import math
 import os
 import re
-from typing import IO
 import zlib
 
 import numpy as np
@@ -54,18 +54,16 @@ def load_idx(name: str, *, is_part: bool = False) -> dataset_lib.Dataset:
   # The path may contain a null character.
   except (OSError, ValueError) as error:
     raise ValueError(f'{source}: there is no folder {path!r}.') from error
-  files = {
-      f'{letter}_{split}': _find(source, folder, present, prefix, split, what)
+  files = [
+      (what, _find(source, folder, present, prefix, split, what))
       for split in _PARTS
-      for letter, what in (('x', 'images'), ('y', 'labels'))
-  }
+      for what in _NUM_AXES
+  ]
+  x_train, y_train, x_test, y_test = (
+      _read(source, file, what) for what, file in files
+  )
   return dataset_lib.create_dataset(
-      name,
-      **{
-          array: _read(source, file, 'images' if array[0] == 'x' else 'labels')
-          for array, file in files.items()
-      },
-      is_part=is_part,
+      name, x_train, y_train, x_test, y_test, is_part=is_part
   )
 
 
@@ -111,16 +109,15 @@ def _read(source: str, path: str, what: str) -> np.ndarray:
   # Reading from a pipe may last forever.
   if not os.path.isfile(path):
     raise ValueError(f'{source}: {path!r} is no regular file.')
-  opener = gzip.open if path.endswith('.gz') else open
   try:
-    with opener(path, 'rb') as file:
+    with gzip.open(path) if path.endswith('.gz') else open(path, 'rb') as file:
       return _parse(f'{source}: {path!r}', file, _NUM_AXES[what])
   # A damaged file ends early, or its checksum is wrong.
   except (OSError, EOFError, zlib.error) as error:
     raise ValueError(f'{source}: {path!r} cannot be read ({error}).') from error
 
 
-def _parse(place: str, file: IO[bytes], num_axes: int) -> np.ndarray:
+def _parse(place: str, file: io.BufferedIOBase, num_axes: int) -> np.ndarray:
   """Reads the header and the values; a ValueError begins with `place`."""
   if file.read(4) != bytes([0, 0, _UBYTE, num_axes]):
     raise ValueError(

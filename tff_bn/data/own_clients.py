@@ -78,22 +78,22 @@ def from_clients(
   )
   ids = tuple(parts.clients)
   numbers = {name: number for number, name in enumerate(ids)}
+  described: dict[str, Any] = dict(
+      num_classes=num_classes, class_names=tuple(class_names), task=task
+  )
+  dataset = dataset_lib.Dataset(
+      _NAME,
+      x_train,
+      y_train,
+      x_test,
+      y_test,
+      client_train=parts.client_of_samples(numbers),
+      client_test=test_parts.client_of_samples(numbers),
+      client_names=ids,
+      **described,
+  )
   return federated.FederatedData(
-      dataset_lib.Dataset(
-          _NAME,
-          x_train,
-          y_train,
-          x_test,
-          y_test,
-          num_classes,
-          client_train=parts.client_of_samples(numbers),
-          client_test=test_parts.client_of_samples(numbers),
-          client_names=ids,
-          class_names=tuple(class_names),
-          task=task,
-      ),
-      parts.positions(ids),
-      test_parts.positions(ids),
+      dataset, parts.positions(ids), test_parts.positions(ids)
   )
 
 

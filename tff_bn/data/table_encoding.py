@@ -119,7 +119,7 @@ class TableEncoding:
         f'{source}: the {width:,} features of {len(table):,} rows',
         4 * width * len(table),
     )
-    features = np.empty((len(table), width), np.float32)
+    features: np.ndarray = np.empty((len(table), width), np.float32)
     start = 0
     for column in self.columns:
       end = start + column.num_features

@@ -109,10 +109,10 @@ def _read_csv(
           f'{source}: {file!r} and {files[0]!r} have different columns; only'
           f' one of them has {different[0]!r}.'
       )
-  clients = None
+  clients: Optional[np.ndarray] = None
   if os.path.isdir(path):
     names = [os.path.basename(file).split('.csv')[0] for file in files]
-    clients = np.repeat(names, [len(part) for part in parts])
+    clients = np.repeat(np.array(names), [len(part) for part in parts])
   return pd.concat(parts, ignore_index=True), clients
 
 
@@ -306,7 +306,7 @@ def _draw_is_test(
 ) -> np.ndarray:
   """Draws which rows are test data; each client keeps a training row."""
   rng = seeding.generator(seeding.Stream.TEST_SETS, 0)
-  is_test = np.zeros(num_rows, bool)
+  is_test: np.ndarray = np.zeros(num_rows, bool)
   if clients is None:
     clients = np.zeros(num_rows, int)
   _, numbers = np.unique(clients, return_inverse=True)
@@ -353,4 +353,5 @@ def _labels(
         f'{source}: the label {str(untrained[0])!r} occurs in the test rows'
         ' only, so that no model can learn it.'
     )
-  return np.searchsorted(known, texts), tuple(str(text) for text in known)
+  classes: np.ndarray = np.searchsorted(known, texts)
+  return classes, tuple(str(text) for text in known)

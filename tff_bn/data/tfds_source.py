@@ -148,21 +148,17 @@ def read_builder(
     for split in splits:
       # Images of at least one channel of uint8.
       images.check_memory(name, info.splits[split].num_examples, image_size, 1)
-  arrays = [
-      array
-      for split in splits
-      for array in _read_split(source, builder, split, image_size)
-  ]
+  x_train, y_train = _read_split(source, builder, splits[0], image_size)
   described: dict[str, Any] = dict(
       num_classes=kinds[1].num_classes, class_names=tuple(kinds[1].names)
   )
-  if len(splits) == 2:
-    return dataset_lib.create_dataset(
-        name, *arrays, is_part=is_part, **described
+  if len(splits) == 1:
+    return dataset_lib.Dataset(
+        name, x_train, y_train, x_train[:0], y_train[:0], **described
     )
-  x_train, y_train = arrays
-  return dataset_lib.Dataset(
-      name, x_train, y_train, x_train[:0], y_train[:0], **described
+  x_test, y_test = _read_split(source, builder, splits[1], image_size)
+  return dataset_lib.create_dataset(
+      name, x_train, y_train, x_test, y_test, is_part=is_part, **described
   )
 
 
