@@ -353,5 +353,5 @@ def _labels(
         f'{source}: the label {str(untrained[0])!r} occurs in the test rows'
         ' only, so that no model can learn it.'
     )
-  classes: np.ndarray = np.searchsorted(known, texts)
+  classes = np.asarray(np.searchsorted(known, texts))
   return classes, tuple(str(text) for text in known)
