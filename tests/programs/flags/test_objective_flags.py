@@ -60,7 +60,10 @@ def _settings(*arguments):
             ' int.',
         ),
         # The labels are integers.
-        ([f'--loss={__name__}:one_hot_loss'], "--loss: the loss of the model's output"),
+        (
+            [f'--loss={__name__}:one_hot_loss'],
+            "--loss: the loss of the model's output",
+        ),
         (
             ['--metrics=MeanAbsoluteError'],
             '--metrics=mae is for regression, but the task is classification;',
