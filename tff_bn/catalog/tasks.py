@@ -164,16 +164,16 @@ def _metric_of_object(name: str, function: Any) -> Metric:
 
 
 def _of_keras(
-    builder: str, class_name: str, takes_logits: bool, **arguments: Any
+    module: str, class_name: str, takes_logits: bool, **arguments: Any
 ) -> Callable[..., Any]:
   """Returns a function that builds a loss or metric of Keras for a task."""
 
   def build(task: str, num_outputs: int = 1) -> Any:
     del num_outputs
     function = user_functions.import_object(
-        f'tff_bn.models.keras_objectives:{builder}'
+        'tff_bn.models.keras_objectives:build'
     )
-    return function(class_name, task, takes_logits, **arguments)
+    return function(module, class_name, task, takes_logits, **arguments)
 
   return build
 
@@ -192,7 +192,7 @@ def _keras_loss(
   return Loss(
       name,
       description,
-      _of_keras('loss', class_name, takes_logits, **arguments),
+      _of_keras('losses', class_name, takes_logits, **arguments),
       aliases=(class_name, *aliases),
       word=name.replace('_', ' '),
       tasks=tuple(for_tasks),
@@ -398,7 +398,7 @@ def _keras_metric(
       kind.name,
       description,
       _of_keras(
-          'metric', class_name, takes_logits, name=kind.name, **arguments
+          'metrics', class_name, takes_logits, name=kind.name, **arguments
       ),
       aliases=(class_name, *aliases),
       kind=kind,

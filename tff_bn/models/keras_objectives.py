@@ -1,9 +1,9 @@
 """Losses and metrics of Keras, for labels and logits.
 
 Keras's own take probabilities, or one-hot labels. Here the labels and logits of
-a task are converted first, so that `--metrics=NAME` is what
-`compile(metrics=[NAME])` computes for a model that ends in a softmax or sigmoid
-layer, with one-hot labels for classes.
+a task are converted first. So a metric is what `compile(metrics=[NAME])`
+computes for a model that ends in a softmax or sigmoid layer, with one-hot
+labels for classes.
 """
 
 from typing import Any
@@ -65,31 +65,24 @@ class _ConvertedMetric(keras.metrics.Metric):
     return self._inner.result()
 
 
-def loss(
-    class_name: str, task: str, takes_logits: bool, **arguments: Any
-) -> keras.losses.Loss:
-  """Returns a loss of Keras for labels and logits of a task.
+_CONVERTED = {'losses': _ConvertedLoss, 'metrics': _ConvertedMetric}
+
+
+def build(
+    module: str,
+    class_name: str,
+    task: str,
+    takes_logits: bool,
+    **arguments: Any,
+) -> Any:
+  """Returns a loss or a metric of Keras for labels and logits of a task.
 
   Args:
-    class_name: The name of a class of `keras.losses`.
+    module: `'losses'` or `'metrics'`, the module of Keras.
+    class_name: The name of a class of this module.
     task: A key of `tff_bn.catalog.tasks.TASKS`.
     takes_logits: Whether it takes logits, not probabilities.
     **arguments: The arguments of the class.
   """
-  inner = getattr(keras.losses, class_name)(**arguments)
-  return _ConvertedLoss(inner, task, takes_logits)
-
-
-def metric(
-    class_name: str, task: str, takes_logits: bool, **arguments: Any
-) -> keras.metrics.Metric:
-  """Returns a metric of Keras for labels and logits of a task.
-
-  Args:
-    class_name: The name of a class of `keras.metrics`.
-    task: A key of `tff_bn.catalog.tasks.TASKS`.
-    takes_logits: Whether it takes logits, not probabilities.
-    **arguments: The arguments of the class.
-  """
-  inner = getattr(keras.metrics, class_name)(**arguments)
-  return _ConvertedMetric(inner, task, takes_logits)
+  inner = getattr(getattr(keras, module), class_name)(**arguments)
+  return _CONVERTED[module](inner, task, takes_logits)
