@@ -28,6 +28,7 @@ from tff_bn.layers.position_encoding import PositionEncoding
 from tff_bn.layers.scalars import ScalarBias
 from tff_bn.layers.scalars import ScalarMultiplier
 from tff_bn.layers.static_batch_normalization import StaticBatchNormalization
+from tff_bn.layers.weight_standardization import WeightStandardizedConv1D
 from tff_bn.layers.weight_standardization import WeightStandardizedConv2D
 from tff_bn.layers.weight_standardization import WeightStandardizedDense
 
@@ -40,6 +41,7 @@ __all__ = [
     'ScalarBias',
     'ScalarMultiplier',
     'StaticBatchNormalization',
+    'WeightStandardizedConv1D',
     'WeightStandardizedConv2D',
     'WeightStandardizedDense',
     'all_layers',

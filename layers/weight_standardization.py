@@ -122,6 +122,65 @@ class WeightStandardizedConv2D(_Standardized, keras.layers.Conv2D):
 
 
 @keras.saving.register_keras_serializable(package='tff_bn')
+class WeightStandardizedConv1D(_Standardized, keras.layers.Conv1D):
+  """Convolution over one axis with scaled weight standardization.
+
+  A layer like `keras.layers.Conv1D` that replaces the convolution and the
+  normalization layer after it. For each output channel, it applies the kernel
+  `gain * (kernel - mean(kernel)) / sqrt(var(kernel) * fan_in)`, where the mean
+  and the biased variance are computed over the `fan_in = steps *
+  input_channels / groups` weights of this channel; see
+  `WeightStandardizedConv2D`.
+
+  Args:
+    *args: The arguments of `keras.layers.Conv1D`.
+    gain_initializer: Initializer for the gain. Default: see
+      `WeightStandardizedConv2D`.
+    **kwargs: The arguments of `keras.layers.Conv1D`.
+
+  Call arguments:
+    inputs: Input tensor.
+
+  Input shape:
+    As for `keras.layers.Conv1D`.
+
+  Output shape:
+    As for `keras.layers.Conv1D`.
+
+  Raises:
+    ValueError: If the kernel has a single weight for each output channel.
+
+  Reference:
+    - Zhuang, Lyu, FedWon: Triumphing Multi-domain Federated Learning Without
+      Normalization, ICLR 2024, arXiv:2306.05879.
+  """
+
+  def convolution_op(self, inputs: Any, kernel: Any) -> Any:
+    """Convolves with the standardized kernel in place of `kernel`."""
+    del kernel
+    padding = self.padding
+    if padding == 'causal':
+      steps = [self.dilation_rate[0] * (self.kernel_size[0] - 1), 0]
+      is_last = self.data_format == 'channels_last'
+      axes = [steps, [0, 0]] if is_last else [[0, 0], steps]
+      inputs = ops.pad(inputs, [[0, 0], *axes])
+      padding = 'valid'
+    return ops.conv(
+        inputs,
+        ops.cast(self.standardized_kernel(), inputs.dtype),
+        strides=list(self.strides),
+        padding=padding,
+        dilation_rate=self.dilation_rate,
+        data_format=self.data_format,
+    )
+
+  def call(self, inputs: Any) -> Any:
+    """Applies the standardized kernel."""
+    # The method of `Conv1D` itself does not use `convolution_op`.
+    return super(keras.layers.Conv1D, self).call(inputs)
+
+
+@keras.saving.register_keras_serializable(package='tff_bn')
 class WeightStandardizedDense(_Standardized, keras.layers.Dense):
   """Dense layer with scaled weight standardization.
 

@@ -107,20 +107,31 @@ def _tasks() -> Cells:
 
 
 def _losses() -> Cells:
-  return [['`--loss`', 'description', 'tasks']] + [
-      [f'`{name}`', _described(loss), ', '.join(loss.tasks)]
+  return [['`--loss`', 'description', 'tasks', 'also']] + [
+      [f'`{name}`', _described(loss), ', '.join(loss.tasks), _aliases(loss)]
       for name, loss in tasks.LOSSES.items()
   ]
 
 
 def _metrics() -> Cells:
-  cells = [['`--metrics`', 'description', 'better', 'tasks']]
+  cells = [['`--metrics`', 'description', 'better', 'tasks', 'also']]
   for name, metric in tasks.METRICS.items():
     better = 'higher' if tasks.kind(name).higher_is_better else 'lower'
+    for_tasks = ', '.join(metric.tasks)
     cells.append(
-        [f'`{name}`', _described(metric), better, ', '.join(metric.tasks)]
+        [
+            f'`{name}`',
+            _described(metric),
+            better,
+            for_tasks,
+            _aliases(metric),
+        ]
     )
   return cells
+
+
+def _aliases(part: parts.Part) -> str:
+  return ', '.join(f'`{alias}`' for alias in part.aliases)
 
 
 def _normalizations() -> Cells:

@@ -68,7 +68,7 @@ shows the result in the same form beside the paper's numbers: `experiment.md`,
 | `--scale=smoke` | {experiment_files.SCALES['smoke']} |
 | `--list` | prints the runs and an estimate of the time, and trains nothing |
 | `--jobs=N` | trains N runs at a time |
-| `--seeds=0 --rounds=100` | flags of the command overrule the experiment's |
+| `--seeds=0 --rounds=100` | overrules the experiment's flags; the task stays |
 | `--sweep=FLAG=V1,V2` | varies one more flag |
 
 The same command continues an experiment that was stopped. The files of the

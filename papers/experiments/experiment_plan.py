@@ -6,6 +6,7 @@ from typing import Optional
 
 from absl import flags as absl_flags
 
+from tff_bn.catalog import tasks
 from tff_bn.common import spelling
 from tff_bn.papers import analyze
 from tff_bn.papers.experiments import experiment_files
@@ -21,6 +22,7 @@ from tff_bn.programs.plan import comparison
 from tff_bn.programs.plan import settings as settings_lib
 
 _ALGORITHM = 'algorithm'
+_TASK = tasks.TASK.name
 # Flags of analyses that the experiment sets itself.
 _OWN_ANALYSIS_FLAGS = ('run', 'output_dir', 'overwrite', 'verbosity')
 
@@ -101,12 +103,29 @@ def plan(
       for key, text in experiment.flags.items()
       if key != _ALGORITHM and not flags.is_given(key)
   }
+  if not flags.is_given(_TASK):
+    # Labels of another task are found before any training.
+    texts[_TASK] = tasks.CLASSIFICATION
   try:
     flags = flags.replacing(texts, Source.FLAGFILE)
     planned = comparison.plan(flags, axes, flags.seeds, cells)
+    for run in planned.runs:
+      _check_task(run.settings)
   except ValueError as error:
     raise ValueError(f'--experiment={name}: {error}') from error
   return Plan(experiment, flags, planned, overruled)
+
+
+def _check_task(settings: settings_lib.RunSettings) -> None:
+  """Raises a `ValueError` if a run would not have what experiments show."""
+  needed = 'experiments show the accuracy of a classification'
+  if settings.task != tasks.CLASSIFICATION:
+    raise ValueError(f'--{_TASK}={settings.task} is impossible: {needed}.')
+  if settings.metrics is not None and 'accuracy' not in settings.metrics:
+    raise ValueError(
+        f'--metrics={",".join(settings.metrics)} is impossible: {needed}; add'
+        ' accuracy.'
+    )
 
 
 def _overruled(

@@ -40,6 +40,8 @@ class Fused(NamedTuple):
 class Analysis(run_analysis.RunAnalysis):
   """Trains two models for each run, and evaluates models between them."""
 
+  needs_accuracy = True
+
   @override
   def check_run(self, run: analyzed_run.AnalyzedRun) -> None:
     num_examples = sum(map(len, run.data.train_indices.values()))

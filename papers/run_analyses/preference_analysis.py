@@ -21,6 +21,7 @@ from tff_bn.papers.run_analyses import run_tables
 class Analysis(layer_analysis.LayerAnalysis):
   """Compares the classes that units prefer before and after local training."""
 
+  needs_classes = True
   name = 'preference'
   column = 'agreeing_share'
   label = 'Share that agrees'

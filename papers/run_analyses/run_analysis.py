@@ -3,6 +3,7 @@
 import abc
 from collections.abc import Iterator, Sequence
 
+from tff_bn.catalog import tasks
 from tff_bn.common import progress
 from tff_bn.papers import analysis_report
 from tff_bn.papers.run_analyses import analyzed_run
@@ -15,9 +16,14 @@ class RunAnalysis(abc.ABC):
   The module of each analysis has a subclass of the name `Analysis`.
 
   Attributes:
+    needs_classes: Whether each sample must have one of several classes.
+    needs_accuracy: Whether the runs must have measured the accuracy.
     runs: The runs.
     flags: The program's flags.
   """
+
+  needs_classes = False
+  needs_accuracy = False
 
   def __init__(
       self,
@@ -40,9 +46,25 @@ class RunAnalysis(abc.ABC):
     """
     for run in self.runs:
       try:
+        self._check_task(run)
         self.check_run(run)
       except ValueError as error:
         raise ValueError(f'--run={run.folder}: {error}') from error
+
+  def _check_task(self, run: analyzed_run.AnalyzedRun) -> None:
+    """Raises a `ValueError` if a run has another task than needed."""
+    task = run.data.task
+    if self.needs_classes and task != tasks.CLASSIFICATION:
+      raise ValueError(
+          f'the task of the run is {task}, but this analysis needs'
+          f' {tasks.CLASSIFICATION}.'
+      )
+    metrics = list(run.model.metric_shapes)
+    if self.needs_accuracy and 'accuracy' not in metrics:
+      raise ValueError(
+          'this analysis reports the accuracy, but the run, whose task is'
+          f' {task}, has the metrics {", ".join(metrics)}.'
+      )
 
   def check_run(self, run: analyzed_run.AnalyzedRun) -> None:
     """Raises a `ValueError` if the flags cannot be used with a run."""

@@ -48,6 +48,8 @@ class Error(NamedTuple):
 class Analysis(run_analysis.RunAnalysis):
   """Measures shuffle errors with many encodings, and accuracies."""
 
+  needs_classes = True
+
   @override
   def check_run(self, run: analyzed_run.AnalyzedRun) -> None:
     run.check_units()

@@ -29,6 +29,8 @@ class Divergence(NamedTuple):
 class Analysis(run_analysis.RunAnalysis):
   """Trains clients of each run, and measures how far their weights diverge."""
 
+  needs_accuracy = True
+
   @override
   def check_run(self, run: analyzed_run.AnalyzedRun) -> None:
     clients = run.draw_clients(self.flags.num_clients, self.flags.seed)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
   from tff_bn import data as tff_bn_data
 
+# The arguments of `BatchNormModel` that the flags decide.
+_ARGUMENTS = {'loss_fn': '--loss', 'metrics_fn': '--metrics'}
+
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveFlags(flag_groups.base_class(*tasks.OPTIONS)):  # type: ignore[misc]
@@ -29,29 +32,31 @@ class ObjectiveFlags(flag_groups.base_class(*tasks.OPTIONS)):  # type: ignore[mi
     if flags.task is not None:
       tasks.check(flags.task, flags.loss, flags.metrics, flags.class_weight)
 
-  def check_task(self, task: str) -> None:
-    """Checks the flags against the task of a dataset.
+  def check_task(self, task: str, num_outputs: int) -> None:
+    """Checks the flags against the task and the outputs of a dataset.
 
     Raises:
-      ValueError: If one of them is for other tasks.
+      ValueError: If one of them is for other tasks or more outputs.
     """
-    with self._naming_flags():
-      tasks.check(task, self.loss, self.metrics, self.class_weight)
+    with self.naming_flags():
+      tasks.check(task, self.loss, self.metrics, self.class_weight, num_outputs)
 
   @contextlib.contextmanager
-  def _naming_flags(self) -> Iterator[None]:
+  def naming_flags(self) -> Iterator[None]:
     """Names flags in the errors of the library."""
     try:
       yield
     except ValueError as error:
       text = parsers.name_flags(str(error), ObjectiveFlags.specs())
+      for argument, flag in _ARGUMENTS.items():
+        text = text.replace(argument, flag)
       raise ValueError(text) from error
 
   def build_loss_fn(self, task: str) -> 'Callable[[], keras.losses.Loss]':
     """Returns a function that builds the loss for a task."""
     from tff_bn.models import objectives
 
-    with self._naming_flags():
+    with self.naming_flags():
       return objectives.loss_fn(task, self.loss)
 
   def build_metrics_fn(
@@ -60,7 +65,7 @@ class ObjectiveFlags(flag_groups.base_class(*tasks.OPTIONS)):  # type: ignore[mi
     """Returns a function that builds the metrics for a task."""
     from tff_bn.models import objectives
 
-    with self._naming_flags():
+    with self.naming_flags():
       return objectives.metrics_fn(task, num_outputs, self.metrics)
 
   def class_weights(self, data: 'tff_bn_data.FederatedData') -> dict[str, Any]:

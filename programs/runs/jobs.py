@@ -144,7 +144,7 @@ class Builder:
         self._dataset = None
         self._dataset = key, settings.load()
       dataset = self._dataset[1]
-      settings.check_task(dataset.task)
+      settings.check_task(dataset.task, dataset.num_outputs)
       data = recipe.split_and_hold_out(dataset)
       round_data.check_workers(data.training)
       self._split = _Split(recipe, data.training, data.held_out, {})

@@ -81,16 +81,17 @@ def _build_model(
     )
   # Keras's initializers draw from the global generators.
   keras.utils.set_random_seed(settings.seed)
-  return BatchNormModel(
-      keras_model_fn,
-      input_spec=(
-          tf.TensorSpec((None, *input_shape), tf.float32),
-          labels.label_spec(task, input_shape, num_outputs),
-      ),
-      loss_fn=settings.build_loss_fn(task),
-      metrics_fn=settings.build_metrics_fn(task, num_outputs),
-      **more,
-  )
+  with settings.naming_flags():
+    return BatchNormModel(
+        keras_model_fn,
+        input_spec=(
+            tf.TensorSpec((None, *input_shape), tf.float32),
+            labels.label_spec(task, input_shape, num_outputs),
+        ),
+        loss_fn=settings.build_loss_fn(task),
+        metrics_fn=settings.build_metrics_fn(task, num_outputs),
+        **more,
+    )
 
 
 def _converted(

@@ -71,6 +71,20 @@ def gradients(
   return loss, grads, mean, variance
 
 
+def without(positions):
+  """Returns `gradients` that are 0 at some positions, which stay fixed."""
+
+  def fixed(weights, x, y, **kwargs):
+    loss, grads, mean, variance = gradients(weights, x, y, **kwargs)
+    grads = [
+        np.zeros_like(g) if i in positions and g is not None else g
+        for i, g in enumerate(grads)
+    ]
+    return loss, grads, mean, variance
+
+  return fixed
+
+
 def features(weights, x):
   """Returns the hidden layer's output in inference mode."""
   w1, b1, gamma, beta, mean, variance, _, _ = weights

@@ -237,34 +237,48 @@ def _frozen_except(*names):
   return model
 
 
-def test_the_shared_or_the_local_part_can_be_constant(toy):
-  """FedBN sends nothing if only batch normalization is trained, and so on."""
+def test_the_shared_part_can_be_constant(toy):
+  """FedBN sends nothing if only batch normalization is trained."""
   data = [toy.dataset(16, 0), toy.dataset(9, 1)]
-  for names, roles in (
-      (['norm'], ['scale', 'shift', 'moving_mean', 'moving_variance']),
-      (['logits'], []),
+  model = toy.model(lambda: _frozen_except('norm'))
+  process = algorithms.build_fed_bn(model, _SGD(0.1))
+  training = client_rounds.Training(process, 2)
+  training.next_round(data)
+  training.next_round(data)
+  roles = ['scale', 'shift', 'moving_mean', 'moving_variance']
+  for client in training.clients:
+    assert [n.rpartition('_')[0] for n in client] == roles
+  assert not analysis.computation_traffic(process.next).upload_bytes
+  assert process.has_client_models
+  after, before = (
+      model.from_model_weights(weights)
+      for weights in (
+          process.get_client_model_weights(training.state, training.clients[0]),
+          model.initial_weights,
+      )
+  )
+  for position, (a, b) in enumerate(zip(after, before)):
+    assert np.array_equal(a, b) == (position in model.constants)
+
+
+@pytest.mark.parametrize(
+    ('build', 'options'),
+    [
+        ('fed_bn', {}),
+        ('fed_bn', {'local_layers': 'logits'}),
+        ('silo_bn', {}),
+        ('local_affine', {}),
+    ],
+)
+def test_local_batch_norm_must_not_be_constant(toy, build, options):
+  """It would be FedAvg."""
+  model = toy.model(lambda: _frozen_except('logits'))
+  with pytest.raises(
+      ValueError,
+      match=r'keeps the variables .* but training changes none of them in .*'
+      r' frozen \(norm\)\. .* fedavg',
   ):
-    model = toy.model(lambda names=names: _frozen_except(*names))
-    process = algorithms.build_fed_bn(model, _SGD(0.1))
-    training = client_rounds.Training(process, 2)
-    training.next_round(data)
-    training.next_round(data)
-    for client in training.clients:
-      assert [n.rpartition('_')[0] for n in client] == roles
-    traffic = analysis.computation_traffic(process.next)
-    assert traffic.upload_bytes == (0 if roles else 8 * (5 * 3 + 3))
-    assert bool(roles) == process.has_client_models
-    after, before = (
-        model.from_model_weights(weights)
-        for weights in (
-            process.get_client_model_weights(
-                training.state, training.clients[0]
-            ),
-            model.initial_weights,
-        )
-    )
-    for position, (a, b) in enumerate(zip(after, before)):
-      assert np.array_equal(a, b) == (position in model.constants)
+    getattr(algorithms, f'build_{build}')(model, _SGD(0.1), **options)
 
 
 def test_frozen_scale_of_a_trained_layer_is_not_local(toy):

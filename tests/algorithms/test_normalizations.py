@@ -135,6 +135,42 @@ def test_algorithms_that_train_renorm_as_keras(toy, build, options):
     np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ('build', 'options'),
+    [
+        ('build_fed_bn', dict(local_layers='norm')),
+        (
+            'build_fed_avg',
+            dict(
+                local_layers='norm',
+                statistics_aggregator=aggregators.PooledMomentsFactory(),
+            ),
+        ),
+    ],
+)
+def test_local_layers_with_renorm_are_trained_as_keras(toy, build, options):
+  """The truth is `fit` on each client, and the means of the dense layers."""
+  model = _with_norm(toy, renorm=True, momentum=0.75, renorm_momentum=0.5)
+  process = getattr(algorithms, build)(model, _SGD(0.1), **options)
+  sizes = (16, 8)
+  data = [toy.dataset(size, seed) for seed, size in enumerate(sizes)]
+  found = client_rounds.run(process, data, 2)
+  clients = [model.to_keras() for _ in sizes]
+  for client in clients:
+    client.compile(keras.optimizers.SGD(0.1), toy.loss())
+  for _ in range(2):
+    for client, batches in zip(clients, data, strict=True):
+      client.fit(batches, verbose=0)
+    for variables in zip(*(client.weights for client in clients), strict=True):
+      if 'norm/' not in variables[0].path:
+        mean = np.average(variables, axis=0, weights=sizes)
+        for variable in variables:
+          variable.assign(mean)
+  for weights, client in zip(found.client_weights(model), clients, strict=True):
+    for a, b in zip(weights, client.get_weights(), strict=True):
+      np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9)
+
+
 def test_frozen_layers_with_renorm_are_constants(toy):
   def keras_model_fn():
     inputs = keras.Input((4,), dtype='float64')

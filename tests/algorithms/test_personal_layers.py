@@ -133,20 +133,6 @@ def _part(before, after, positions):
   ]
 
 
-def _without(positions):
-  """Returns gradients that leave out some variables."""
-
-  def gradients(weights, x, y, **kwargs):
-    loss, grads, mean, variance = reference.gradients(weights, x, y, **kwargs)
-    grads = [
-        np.zeros_like(g) if i in positions and g is not None else g
-        for i, g in enumerate(grads)
-    ]
-    return loss, grads, mean, variance
-
-  return gradients
-
-
 def _numpy_fed_rep(weights, batches, head=_HEAD, head_steps=None):
   """Trains the head, then the other variables, in NumPy."""
   body = set(range(8)) - set(head)
@@ -154,9 +140,11 @@ def _numpy_fed_rep(weights, batches, head=_HEAD, head_steps=None):
   if head_steps is not None:
     head_batches = (batches * head_steps)[:head_steps]
   train = functools.partial(reference.train, learning_rate=0.1, momentum=0.5)
-  after, _, _ = train(weights, head_batches, gradients_fn=_without(body))
+  after, _, _ = train(
+      weights, head_batches, gradients_fn=reference.without(body)
+  )
   weights = _part(weights, after, head)
-  after, _, _ = train(weights, batches, gradients_fn=_without(head))
+  after, _, _ = train(weights, batches, gradients_fn=reference.without(head))
   return _part(weights, after, body)
 
 
@@ -206,14 +194,14 @@ def test_fed_rep_with_fed_prox_penalizes_the_representation(toy):
 
   def train(weights, batches):
     after, _, _ = reference.train(
-        weights, batches, 0.1, gradients_fn=_without(_BODY)
+        weights, batches, 0.1, gradients_fn=reference.without(_BODY)
     )
     weights = _part(weights, after, _HEAD)
     after, _, _ = reference.train(
         weights,
         batches,
         0.1,
-        gradients_fn=_without(_HEAD),
+        gradients_fn=reference.without(_HEAD),
         extra=reference.proximal(weights, 0.7, _BODY),
     )
     return _part(weights, after, _BODY)
@@ -234,7 +222,7 @@ def test_fed_babu_fixes_the_head(toy):
         0.1,
         momentum=0.5,
         weight_decay=0.01,
-        gradients_fn=_without(_HEAD),
+        gradients_fn=reference.without(_HEAD),
         # The weights of the head do not decay.
         extra=lambda now: [
             -0.01 * w if i in _HEAD else 0.0 for i, w in enumerate(now)

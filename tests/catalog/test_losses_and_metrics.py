@@ -27,12 +27,16 @@ def test_chosen_ones_come_first():
         (
             (tasks.REGRESSION, None, ['mae', 'f1']),
             'metrics=f1 is for classification, binary and multilabel, but the'
-            ' task is regression; use mae, rmse or r2.',
+            ' task is regression; use mae, rmse, r2, mean_squared_error,'
+            ' mean_absolute_percentage_error, mean_squared_logarithmic_error,'
+            ' log_cosh_error, poisson, cosine_similarity, pearson_correlation'
+            ' or concordance_correlation.',
         ),
         (
             (tasks.CLASSIFICATION, 'dice'),
             'loss=dice is for segmentation, but the task is classification; use'
-            ' cross_entropy or focal.',
+            ' cross_entropy, focal, categorical_hinge,'
+            ' categorical_focal_crossentropy or kl_divergence.',
         ),
         *(
             (

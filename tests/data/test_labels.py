@@ -13,6 +13,8 @@ from tff_bn.catalog import datasets
 from tff_bn.catalog import tasks
 from tff_bn.data import batches as batches_lib
 from tff_bn.data import classes
+from tff_bn.data import label_counts
+from tff_bn.data import label_forms
 from tff_bn.data import labels
 from tff_bn.data import splits
 from tff_bn.training import round_data
@@ -279,7 +281,9 @@ def test_wrong_tasks_and_columns():
 def test_constant_labels_are_warned_of(monkeypatch):
   found = []
   monkeypatch.setattr(
-      labels.logging, 'warning', lambda text, *args: found.append(text % args)
+      label_forms.logging,
+      'warning',
+      lambda text, *args: found.append(text % args),
   )
   of_task('multilabel')
   assert not found
@@ -358,10 +362,10 @@ def test_label_distributions():
 
 def test_names_of_close_targets_differ():
   dataset = make(1000 + WHOLE / 1000)
-  assert len(set(labels.column_names(dataset))) == 10
+  assert len(set(label_counts.column_names(dataset))) == 10
   # All bins have a width, even if all targets are the same.
   constant = make(np.full(len(WHOLE), 2.0))
-  counts = labels.label_counts(constant, [np.arange(NUM_TRAIN)])
+  counts = label_counts.count(constant, [np.arange(NUM_TRAIN)])
   assert counts.sum() == NUM_TRAIN
 
 
@@ -588,4 +592,4 @@ def test_built_in_datasets_have_the_task_of_their_entries():
 
 
 def test_every_task_has_a_form():
-  assert [*labels.FORMS] == [*tasks.TASKS]
+  assert [*label_forms.FORMS] == [*tasks.TASKS]

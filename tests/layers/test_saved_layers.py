@@ -37,6 +37,10 @@ _LAYERS = {
         ),
         (5, 4, 6),
     ),
+    'conv_1d': (
+        lambda: layers.WeightStandardizedConv1D(4, 2, padding='causal'),
+        (5, 3),
+    ),
     'encoding': (
         lambda: layers.PositionEncoding('multiply', 0.2, 3, 1, 0.5),
         (4, 3),

@@ -6,6 +6,7 @@ import pytest
 import random_values
 import tensorflow as tf
 
+from tff_bn.layers import WeightStandardizedConv1D
 from tff_bn.layers import WeightStandardizedConv2D
 from tff_bn.layers import WeightStandardizedDense
 
@@ -25,6 +26,19 @@ _CASES = {
         (3, (3, 2)),
         [2, 7, 6, 3],
         dict(strides=2, padding='same', use_bias=False),
+    ),
+    'conv_1d': (WeightStandardizedConv1D, (3, 2), [2, 5, 4], {}),
+    'conv_1d_causal': (
+        WeightStandardizedConv1D,
+        (4, 3),
+        [2, 9, 3],
+        dict(padding='causal', dilation_rate=2, activation='relu'),
+    ),
+    'conv_1d_strided': (
+        WeightStandardizedConv1D,
+        (4, 3),
+        [2, 9, 6],
+        dict(padding='same', strides=2, groups=2, use_bias=False),
     ),
     'conv_groups': (
         WeightStandardizedConv2D,

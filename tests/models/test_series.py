@@ -37,17 +37,14 @@ def test_other_normalizations():
   for normalization, kind in (
       ('group2', keras.layers.GroupNormalization),
       ('layer', keras.layers.LayerNormalization),
+      ('weight_standardization', layers.WeightStandardizedConv1D),
       ('none', None),
   ):
     model = models.build_model_fn('conv1d', (8, 2), 3, normalization)()
     found = [x for x in model.layers if kind and isinstance(x, kind)]
     assert len(found) == (3 if kind else 0)
-    assert model.get_layer('conv_1').use_bias == (kind is None)
-  with pytest.raises(
-      ValueError,
-      match='normalization=weight_standardization is impossible for series',
-  ):
-    models.build_model_fn('conv1d', (8, 2), 3, 'weight_standardization')
+    has_bias = normalization in ('weight_standardization', 'none')
+    assert model.get_layer('conv_1').use_bias == has_bias
 
 
 @pytest.mark.parametrize('shape', [(8, 8, 1), (8,)])

@@ -15,13 +15,14 @@ from typing_extensions import Unpack
 
 from tff_bn.algorithms import fed_prox
 from tff_bn.catalog import algorithms
+from tff_bn.clients import client_work
 from tff_bn.clients.drift_correction import BoundCorrection
+from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_training import LocalTraining
 from tff_bn.clients.local_training import LocalTrainingWork
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import numerics
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
-from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import FEDAVG
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.processes import averaging
@@ -123,34 +124,32 @@ class _Ditto(LocalTrainingWork):
       personal[position] = client_state[name]
     return personal
 
-  def run(
+  def _report(
       self,
-      state: Mapping[str, Any],
-      shared: ModelWeights,
-      client_state: Mapping[str, Any],
+      start: client_work.RoundStart,
       dataset: tf.data.Dataset,
-      optimizer_state: Optional[Any] = None,
-      num_steps: Any = 0,
+      result: LocalResult,
   ) -> collections.OrderedDict[str, Any]:
-    """Trains both models and returns the `report`."""
-    report = super().run(
-        state, shared, client_state, dataset, optimizer_state, num_steps
-    )
-    start = self.start(state, shared, client_state)
-    result = self._personal_training.train(
+    """Trains the personal model, too."""
+    report = super()._report(start, dataset, result)
+    client_state = start.client_state
+    personal = self._personal_training.train(
         list(self.client_model(start.values, client_state)),
         dataset,
         start.optimizer_state,
-        state['round_num'],
+        start.work_state['round_num'],
         self._term.start(start.values, {}, {}),
     )
     keep = tf.logical_and(
         # The weight of a dropped client is NaN.
         tf.math.is_finite(report['update_weight']),
         numerics.all_finite(
-            [self._weights.without_constants(result.values), result.loss_sum]
+            [
+                self._weights.without_constants(personal.values),
+                personal.loss_sum,
+            ]
         ),
     )
-    for name, value in self._personal(result.values).items():
+    for name, value in self._personal(personal.values).items():
       report['client_state'][name] = tf.where(keep, value, client_state[name])
     return report

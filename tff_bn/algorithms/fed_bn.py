@@ -47,7 +47,8 @@ def build_fed_bn(
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.
     ValueError: If an option has a value that is not allowed, or the model has
-      no batch normalization, or a layer with `renorm=True`.
+      no trained batch normalization, or a layer with `renorm=True` that is
+      not local as a whole.
   """
   return averaging.build_partitioned(
       model,

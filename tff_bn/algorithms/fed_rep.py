@@ -119,7 +119,6 @@ class _TwoPhases(LocalTrainingWork):
       self,
       start: client_work.RoundStart,
       dataset: tf.data.Dataset,
-      round_num: tf.Tensor,
       num_steps: Any,
   ) -> LocalResult:
     """Makes the steps of both phases."""
@@ -127,12 +126,10 @@ class _TwoPhases(LocalTrainingWork):
         start.values,
         dataset.repeat() if self._repeats else dataset,
         start.optimizer_state,
-        round_num,
+        start.work_state['round_num'],
     )
     values = self._with_head(start.values, head_phase.values)
-    result = super()._train(
-        start._replace(values=values), dataset, round_num, num_steps
-    )
+    result = super()._train(start._replace(values=values), dataset, num_steps)
     return result._replace(
         values=self._with_head(result.values, head_phase.values)
     )

@@ -44,7 +44,7 @@ def build_local_affine(
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.
     ValueError: If an option has a value that is not allowed, or the model has
-      no such variables.
+      no such variables that are trained.
   """
   return averaging.build_partitioned(
       model,

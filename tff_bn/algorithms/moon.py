@@ -83,8 +83,8 @@ class Moon(drift_correction.DriftCorrection):
   with the cosine similarity sim and the features of an input in three models: z
   in the trained model, z_glob in the model at the start of the round, and
   z_prev in the client's model at the end of its last round. The last two models
-  are in inference mode and have no gradient. All three use the client's local
-  variables.
+  are in inference mode and have no gradient. They use the client's local
+  variables from the start of the round.
 
   Features are the flattened output of a layer. A new client has no previous
   model; it uses the server's, which makes the loss constant. A client without

@@ -25,6 +25,7 @@ class Part:
       `module:NAME`.
     options: The options that it gets as arguments.
     needs_seed: Whether it gets the run's `seed`, too.
+    aliases: Other names of it.
   """
 
   name: str
@@ -32,6 +33,7 @@ class Part:
   builds: str | Callable[..., Any]
   options: tuple[options_lib.Option, ...] = ()
   needs_seed: bool = False
+  aliases: tuple[str, ...] = ()
 
   def load(self) -> Callable[..., Any]:
     """Returns the class or function that builds the part."""
@@ -48,7 +50,8 @@ class Parts(Mapping[str, _PartT], Generic[_PartT]):
   """The parts of one kind, by name.
 
   `parts['module:NAME']` is a user's part: an entry of the same form in the
-  user's module, or the class or function that builds it.
+  user's module, or the class or function that builds it. `parts[alias]` is the
+  part with this alias; iteration has the names only.
   """
 
   def __init__(
@@ -67,8 +70,12 @@ class Parts(Mapping[str, _PartT], Generic[_PartT]):
     self._kind = type(entries[0])
     self._entries = {entry.name: entry for entry in entries}
     self._of_object = of_object
+    self._aliases = {
+        alias: entry.name for entry in entries for alias in entry.aliases
+    }
 
   def __getitem__(self, name: str) -> _PartT:
+    name = self.name_of(name)
     if name in self._entries:
       return self._entries[name]
     if not self.is_users(name):
@@ -88,6 +95,10 @@ class Parts(Mapping[str, _PartT], Generic[_PartT]):
   def __contains__(self, name: object) -> bool:
     return name in self._entries
 
+  def name_of(self, name: str) -> str:
+    """Returns the name that an alias stands for; other names stay."""
+    return self._aliases.get(name, name)
+
   def is_users(self, name: str) -> bool:
     """Whether a name has the form of a user's part."""
     return self._of_object is not None and ':' in name
@@ -105,6 +116,10 @@ class PartName(value_types.Choice):
     """
     super().__init__(known, other, known.is_users)
     self.parts = known
+
+  def parse(self, text):
+    """See the base class. An alias becomes the name."""
+    return super().parse(self.parts.name_of(text))
 
   def names_code(self, value):
     """See the base class."""

@@ -314,18 +314,16 @@ class LocalTrainingWork(client_work.ClientWork):
     `LocalTraining.train` for `num_steps`.
     """
     start = self.start(state, shared, client_state, optimizer_state)
-    round_num = state['round_num']
-    collected = self.collect(start.values, dataset, round_num)
-    result = self._train(start, dataset, round_num, num_steps)
+    collected = self.collect(start.values, dataset, state['round_num'])
+    result = self._train(start, dataset, num_steps)
     if collected is not None:
       result = result._replace(collected=collected)
-    return self.report(start, result)
+    return self._report(start, dataset, result)
 
   def _train(
       self,
       start: client_work.RoundStart,
       dataset: tf.data.Dataset,
-      round_num: tf.Tensor,
       num_steps: Any,
   ) -> LocalResult:
     """Trains the model; see `LocalTraining.train` for the arguments."""
@@ -333,10 +331,20 @@ class LocalTrainingWork(client_work.ClientWork):
         start.values,
         dataset,
         start.optimizer_state,
-        round_num,
+        start.work_state['round_num'],
         start.correction,
         num_steps,
     )
+
+  def _report(
+      self,
+      start: client_work.RoundStart,
+      dataset: tf.data.Dataset,
+      result: LocalResult,
+  ) -> collections.OrderedDict[str, Any]:
+    """Returns the `report` of a result; subclasses may train on the dataset."""
+    del dataset
+    return self.report(start, result)
 
   def collect(
       self,

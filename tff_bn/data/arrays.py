@@ -250,3 +250,10 @@ def convert_groups(
         f' must be positions in the {len(group_names)} names.'
     )
   return array.astype(np.int32, copy=False)
+
+
+def present(labels: np.ndarray) -> np.ndarray:
+  """Returns the labels that occur, in their order."""
+  # Sorting the pixels of all masks at once would take as much memory again.
+  found = [np.unique(labels[rows]) for rows in chunks(labels)]
+  return np.unique(np.concatenate([labels[:0].reshape(-1), *found]))

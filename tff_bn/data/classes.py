@@ -11,7 +11,7 @@ import numpy as np
 from tff_bn.catalog import tasks
 from tff_bn.common import spelling
 from tff_bn.data import dataset as dataset_lib
-from tff_bn.data import labels
+from tff_bn.data import label_counts
 
 
 def numbers(num_classes: int) -> tuple[str, ...]:
@@ -197,8 +197,8 @@ def missing_by_domain(dataset: dataset_lib.Dataset) -> dict[str, list[str]]:
   missing: dict[str, list[str]] = {}
   if dataset.num_classes is None or not dataset.domain_names:
     return missing
-  names = labels.column_names(dataset)
-  counts = labels.label_counts(
+  names = label_counts.column_names(dataset)
+  counts = label_counts.count(
       dataset,
       [
           np.flatnonzero(dataset.domain_train == number)

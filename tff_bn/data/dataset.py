@@ -15,6 +15,7 @@ from tff_bn.catalog import tasks
 from tff_bn.catalog import value_types
 from tff_bn.common import checks
 from tff_bn.data import arrays
+from tff_bn.data import label_forms
 from tff_bn.data import labels
 from tff_bn.data import table_encoding
 
@@ -150,7 +151,7 @@ class Dataset:
     labels.check_headers(
         source, task, *map(arrays.Header.of, given), needs_test=False
     )
-    form = labels.FORMS[task]
+    form = label_forms.FORMS[task]
     y_train, y_test = (
         form.convert(source, name, y, self.num_classes)
         for name, y in (('y_train', given.y_train), ('y_test', given.y_test))
@@ -210,7 +211,7 @@ class Dataset:
     It is the number of classes, 1 for binary labels, the number of labels of a
     multi-label task, or the number of targets of a regression.
     """
-    form = labels.FORMS[self.task]
+    form = label_forms.FORMS[self.task]
     return form.num_outputs(self.num_classes, self.y_train)
 
   @property

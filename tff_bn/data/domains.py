@@ -8,9 +8,10 @@ import numpy as np
 
 from tff_bn.catalog import datasets as catalog
 from tff_bn.catalog import tasks
+from tff_bn.data import arrays
 from tff_bn.data import classes
 from tff_bn.data import dataset as dataset_lib
-from tff_bn.data import labels
+from tff_bn.data import label_counts
 from tff_bn.data import loading
 
 _GREY = 1
@@ -151,10 +152,10 @@ def _check_trained(dataset: dataset_lib.Dataset) -> None:
   if dataset.task not in (tasks.CLASSIFICATION, tasks.SEGMENTATION):
     return
   untrained = np.setdiff1d(
-      labels.present(dataset.y_test), labels.present(dataset.y_train)
+      arrays.present(dataset.y_test), arrays.present(dataset.y_train)
   )
   if untrained.size:
-    names_or_numbers = labels.column_names(dataset)
+    names_or_numbers = label_counts.column_names(dataset)
     raise ValueError(
         f'dataset={dataset.name}: no domain has training samples of the class'
         f' {names_or_numbers[untrained[0]]}, of which there are test samples.'

@@ -16,6 +16,7 @@ from tff_bn.common import spelling
 from tff_bn.data import augmentation as augmentation_lib
 from tff_bn.data import batches
 from tff_bn.data import dataset as dataset_lib
+from tff_bn.data import label_counts
 from tff_bn.data import labels
 from tff_bn.data import scaling as scaling_lib
 
@@ -393,7 +394,7 @@ class FederatedData:
       the classes, which count pixels; for a regression, ten ranges of the first
       target, of equal width, which cover the whole training data.
     """
-    return labels.label_counts(self.dataset, self.train_indices.values())
+    return label_counts.count(self.dataset, self.train_indices.values())
 
   @property
   def label_names(self) -> tuple[str, ...]:
@@ -402,7 +403,7 @@ class FederatedData:
     They are the names or the numbers of the classes or labels; for a
     regression, ranges such as '0.5 to 1'.
     """
-    return labels.column_names(self.dataset)
+    return label_counts.column_names(self.dataset)
 
   def class_counts(self) -> np.ndarray:
     """Counts the training samples, or pixels, of each class over all clients.

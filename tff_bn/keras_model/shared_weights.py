@@ -39,27 +39,15 @@ class SharedWeights:
   def __init__(self, model: BatchNormModel, partition: Partition):
     """Splits the variables.
 
-    It raises a `ValueError` if the model has no variable with a local role or
-    in a layer that the partition names, shares nothing although the partition
-    does not keep all roles local, or has a hybrid batch normalization layer,
-    which only HBN can train.
+    It raises a `ValueError` if the model has no variable with a local role that
+    training changes, or in a layer that the partition names, shares nothing
+    although the partition does not keep all roles local, or has a hybrid batch
+    normalization layer, which only HBN can train.
     """
     self._model = model
     variables = model.variables
-    if (
-        partition.local
-        and not partition.is_local(Role.KERNEL)
-        and not any(v.role in partition.local for v in variables)
-    ):
-      layers = sorted({v.layer for v in variables})
-      raise ValueError(
-          f'{partition.name} keeps the variables'
-          f' {sorted(role.value for role in partition.local)} of the batch'
-          ' normalization layers with the clients, but the model'
-          f' {model.keras_model.name!r} has none of them (its layers with'
-          f' variables: {", ".join(layers)}). Use a model with batch'
-          ' normalization, or fedavg.'
-      )
+    if partition.local and not partition.is_local(Role.KERNEL):
+      self._check_roles(partition)
     hybrid = [
         v.layer for v in variables if v.role is Role.MIXING and not v.frozen
     ]
@@ -110,6 +98,35 @@ class SharedWeights:
     self._other_state = [
         p for p in self._non_trainable if p not in in_statistics
     ]
+
+  def _check_roles(self, partition: Partition) -> None:
+    """Raises a `ValueError` if training changes no variable of a local role."""
+    found = {
+        position: v
+        for position, v in enumerate(self._model.variables)
+        if v.role in partition.local
+    }
+    if found.keys() - self._model.constants:
+      return
+    name = f'the model {self._model.keras_model.name!r}'
+    if found:
+      layers = spelling.name_some(sorted({v.layer for v in found.values()}))
+      problem = (
+          f'training changes none of them in {name}: its batch normalization'
+          f' layers are frozen ({layers}). Use layers that are trained, or'
+          ' fedavg.'
+      )
+    else:
+      layers = ', '.join(sorted({v.layer for v in self._model.variables}))
+      problem = (
+          f'{name} has none of them (its layers with variables: {layers}). Use'
+          ' a model with batch normalization, or fedavg.'
+      )
+    raise ValueError(
+        f'{partition.name} keeps the variables'
+        f' {sorted(role.value for role in partition.local)} of the batch'
+        f' normalization layers with the clients, but {problem}'
+    )
 
   def _check_layers(self, partition: Partition) -> None:
     """Raises a `ValueError` if layers are not in the model, or all of them."""

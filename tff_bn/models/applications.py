@@ -1,15 +1,21 @@
 """Models of keras.applications with a new last layer."""
 
 from collections.abc import Callable
+import math
 import warnings
 
 import keras
 
+from tff_bn.catalog import models
+from tff_bn.keras_model import convert
 from tff_bn.layers import discovery
 from tff_bn.models import normalization as normalization_lib
 
 # The name of the layer that is the model of keras.applications.
 BACKBONE = 'backbone'
+# The normalizations whose layers can replace those of keras.applications. Other
+# ones also change convolutions, or need biases that these models do not have.
+_REPLACED = ('layer', 'batch_renorm')
 
 
 def build_mobilenet_v2(
@@ -29,14 +35,16 @@ def build_mobilenet_v2(
     input_shape: Height, width and channels of the images; at least 32x32
       pixels and any number of channels.
     num_outputs: The number of outputs.
-    normalization: Only `'batch'` is possible.
+    normalization: `'batch'`, `'layer'`, `'batch_renorm'` or `'group<N>'`,
+      where N must divide the channels of every layer. The layers have the
+      epsilon of keras.applications.
 
   Returns:
     An untrained functional model. With three channels and `k` outputs it has
     `1281 k + 2257984` values.
 
   Raises:
-    ValueError: If `normalization` is not `'batch'`.
+    ValueError: If the normalization is impossible.
   """
   return _build(
       'mobilenet_v2',
@@ -77,10 +85,13 @@ def _build(
     num_outputs: int,
     normalization: str,
 ) -> keras.Model:
-  if normalization != 'batch':
+  groups = models.num_groups(normalization)
+  if normalization not in ('batch', *_REPLACED) and not groups:
     raise ValueError(
         f'normalization={normalization} is impossible with model={name}, whose'
-        ' layers are those of keras.applications; use normalization=batch.'
+        ' other layers are those of keras.applications; use'
+        f' normalization=batch, {", ".join(_REPLACED)} or'
+        f' {models.GROUP_NORMALIZATION.name}.'
     )
   with warnings.catch_warnings():
     # It expects 1 or 3 channels, but takes any number.
@@ -91,8 +102,20 @@ def _build(
         input_shape=input_shape,
         name=BACKBONE,
     )
-  for layer in discovery.batch_norm_layers(backbone):
+  norms = discovery.batch_norm_layers(backbone)
+  for layer in norms:
     layer.momentum = normalization_lib.MOMENTUM
+  if groups:
+    divisor = math.gcd(*(layer.gamma.shape[0] for layer in norms))
+    if divisor % groups:
+      raise ValueError(
+          f'normalization={normalization} is impossible with model={name}:'
+          f' {groups} does not divide the channels of every layer; the largest'
+          f' number of groups is {divisor}.'
+      )
+    backbone = convert.convert_batch_norm(backbone, 'group', groups=groups)
+  elif normalization in _REPLACED:
+    backbone = convert.convert_batch_norm(backbone, normalization)
   inputs = keras.Input(input_shape, name='image')
   x = backbone(inputs)
   x = keras.layers.GlobalAveragePooling2D(name='mean')(x)

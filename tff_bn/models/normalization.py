@@ -6,6 +6,7 @@ import keras
 
 from tff_bn.catalog import models
 from tff_bn.layers.feature_normalization import FeatureNormalization
+from tff_bn.layers.weight_standardization import WeightStandardizedConv1D
 from tff_bn.layers.weight_standardization import WeightStandardizedConv2D
 from tff_bn.layers.weight_standardization import WeightStandardizedDense
 
@@ -35,24 +36,12 @@ def convolve(
   By default, it has a bias unless the shift of the normalization, or the scalar
   biases of Fixup, make it redundant. `arguments` are other arguments of
   `keras.layers.Conv2D` or `keras.layers.Conv1D`.
-
-  Raises:
-    ValueError: If the inputs are series and the normalization is
-      `weight_standardization`, which has no such layer.
   """
   is_standardized = normalization == models.STANDARDIZED_WEIGHTS
-  is_series = len(inputs.shape) == 3
-  if is_series and is_standardized:
-    raise ValueError(
-        f'normalization={normalization} is impossible for series: it has no'
-        ' one-dimensional convolution.'
-    )
-  if is_series:
-    kind = keras.layers.Conv1D
-  elif is_standardized:
-    kind = WeightStandardizedConv2D
+  if len(inputs.shape) == 3:
+    kind = WeightStandardizedConv1D if is_standardized else keras.layers.Conv1D
   else:
-    kind = keras.layers.Conv2D
+    kind = WeightStandardizedConv2D if is_standardized else keras.layers.Conv2D
   use_bias = _with_bias(normalization, use_bias)
   return kind(channels, kernel_size, use_bias=use_bias, **arguments)(inputs)
 

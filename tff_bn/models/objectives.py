@@ -12,6 +12,7 @@ import numpy as np
 from numpy import typing as npt
 
 from tff_bn.catalog import tasks
+from tff_bn.common import user_functions
 
 
 def loss_fn(
@@ -21,7 +22,7 @@ def loss_fn(
 
   Args:
     task: A key of `tff_bn.catalog.tasks.TASKS`.
-    loss: A key of `tff_bn.catalog.tasks.LOSSES`, or `package.module:NAME` of a
+    loss: A name of `tff_bn.catalog.tasks.LOSSES`, or `package.module:NAME` of a
       function without arguments. Default: the loss of the task.
 
   Raises:
@@ -43,14 +44,14 @@ def metrics_fn(
     task: A key of `tff_bn.catalog.tasks.TASKS`.
     num_outputs: The number of outputs: classes, labels or targets; 1 for a
       binary task.
-    metrics: Keys of `tff_bn.catalog.tasks.METRICS`, or `package.module:NAME` of
-      functions without arguments. Default: the metrics of the task.
+    metrics: Names of `tff_bn.catalog.tasks.METRICS`, or `package.module:NAME`
+      of functions without arguments. Default: the metrics of the task.
 
   Raises:
-    ValueError: If a metric is for other tasks, or a user's function returns no
-      Keras metric.
+    ValueError: If a metric is for other tasks or more outputs, or a user's
+      function returns no Keras metric.
   """
-  tasks.check(task, metrics=metrics)
+  tasks.check(task, metrics=metrics, num_outputs=num_outputs)
   builders = []
   for metric in tasks.metrics_of(task, metrics):
     build = metric.load()
@@ -70,11 +71,7 @@ def _check_type(
   """Raises a `ValueError` unless a user's function builds such an object."""
   if name is None or ':' not in name:
     return
-  try:
-    built = build()
-  # The user's code can raise anything.
-  except Exception as error:
-    raise ValueError(f'{option}={name}: calling it failed: {error}') from error
+  built = user_functions.call(f'{option}={name}', build)
   if not isinstance(built, expected):
     raise ValueError(
         f'{option}={name} must return a Keras {expected.__name__.lower()}, but'

@@ -22,7 +22,7 @@ def build_conv1d(
   Args:
     input_shape: The number of steps and the number of features.
     num_outputs: The number of outputs.
-    normalization: See `tff_bn.models`. `weight_standardization` is impossible.
+    normalization: See `tff_bn.models`.
 
   Returns:
     An untrained functional model. With batch normalization, `f` features and

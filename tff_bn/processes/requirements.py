@@ -10,6 +10,7 @@ import tensorflow_federated as tff
 from tff_bn.aggregators import moments_factories
 from tff_bn.catalog import algorithms
 from tff_bn.common import checks
+from tff_bn.keras_model import freezing
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import Partition
 from tff_bn.keras_model.partition import Role
@@ -64,13 +65,31 @@ def check_no_renorm(
     instead: The layer to use instead, for the message.
   """
   check_model(model)
-  for layer in discovery.batch_norm_layers(model.keras_model):
-    if layer.renorm and layer.trainable:
-      raise ValueError(
-          f'{what} is impossible with renorm=True, as in the layer'
-          f' {layer.name!r} of the model {model.keras_model.name!r}: {reason}.'
-          f' Use {instead}, or fedavg.'
-      )
+  for layer in _renorm_layers(model).values():
+    raise _renorm_error(what, model, layer, reason, instead)
+
+
+def _renorm_layers(model: BatchNormModel) -> dict[str, keras.layers.Layer]:
+  """Returns the trained layers with `renorm=True`, by their paths."""
+  return {
+      path: layer
+      for path, layer in freezing.layer_paths(model.keras_model)
+      if discovery.is_batch_norm(layer) and layer.renorm and layer.trainable
+  }
+
+
+def _renorm_error(
+    what: str,
+    model: BatchNormModel,
+    layer: keras.layers.Layer,
+    reason: str,
+    instead: str = 'tff_bn.layers.BatchRenormalization',
+) -> ValueError:
+  return ValueError(
+      f'{what} is impossible with renorm=True, as in the layer {layer.name!r}'
+      f' of the model {model.keras_model.name!r}: {reason}. Use {instead}, or'
+      ' fedavg.'
+  )
 
 
 def check_renorm(
@@ -82,30 +101,37 @@ def check_renorm(
 ) -> None:
   """Checks that the running statistics of layers with `renorm=True` fit.
 
+  Layers that are local, or fixed, as a whole fit.
+
   Raises:
     ValueError: If some of a layer's running statistics would be local and
       others shared, or an aggregator would treat them differently.
   """
-  if partition.is_local(Role.MOVING_MEAN) and not partition.is_local(
-      Role.OTHER_STATE
-  ):
-    check_no_renorm(
-        partition.name,
-        model,
-        'running means and variances stay with the client, but the further'
-        ' running statistics of the layer would be shared',
-    )
   # The naive mean treats all running statistics alike.
-  if not isinstance(
+  is_naive = isinstance(
       statistics_aggregator,
       (moments_factories.NaiveMomentsFactory, type(None)),
-  ):
-    check_no_renorm(
-        'statistics_aggregator',
-        model,
-        'it aggregates running means and variances, but the layer computes its'
-        ' variance from further running statistics',
-    )
+  )
+  for path, layer in _renorm_layers(model).items():
+    if partition.is_fixed(Role.MOVING_MEAN, path):
+      continue
+    is_local = partition.is_local(Role.MOVING_MEAN, path)
+    if is_local and not partition.is_local(Role.OTHER_STATE, path):
+      raise _renorm_error(
+          partition.name,
+          model,
+          layer,
+          'running means and variances stay with the client, but the further'
+          ' running statistics of the layer would be shared',
+      )
+    if not is_local and not is_naive:
+      raise _renorm_error(
+          'statistics_aggregator',
+          model,
+          layer,
+          'it aggregates running means and variances, but the layer computes'
+          ' its variance from further running statistics',
+      )
 
 
 def check_no_shuffles(algorithm: str, options: Mapping[str, Any]) -> None:

@@ -393,6 +393,34 @@ def test_a_swept_flag_is_one_more_axis(write):
   assert plan.experiment.paper == ()
 
 
+@pytest.mark.parametrize(
+    'flag, message',
+    [
+        (
+            '--task=regression',
+            '--task=regression is impossible: experiments show the accuracy',
+        ),
+        ('--metrics=f1', '--metrics=f1 is impossible: .* add accuracy'),
+    ],
+)
+def test_results_of_another_task_are_refused(write, flag, message):
+  write()
+
+  with pytest.raises(ValueError, match=f'--experiment=new/table_1: {message}'):
+    _plan('digits', flag)
+
+
+def test_labels_must_be_classes(write):
+  """So data of another task is refused before any training."""
+  write()
+
+  plan = _plan('digits', '--dataset=diabetes', '--metrics=f1,accuracy')
+
+  assert {run.settings.task for run in plan.comparison.runs} == {
+      'classification'
+  }
+
+
 @pytest.mark.parametrize('name', ['split', 'method'])
 def test_a_sweep_of_what_the_experiment_varies_is_refused(write, name):
   swept = axes.Axis(name, (axes.Point('iid', {'split': 'iid'}),))

@@ -62,3 +62,10 @@ def frozen(tmp_path_factory):
   """A run of a model with a frozen layer."""
   arguments = ['--model=unusual_models:frozen', '--algorithm=fedbn']
   return _run(train, tmp_path_factory.mktemp('runs') / 'frozen', *arguments)
+
+
+@pytest.fixture(scope='session')
+def regression(tmp_path_factory):
+  """A run that predicts a number."""
+  folder = tmp_path_factory.mktemp('runs') / 'regression'
+  return _run(train, folder, '--dataset=diabetes', '--split=iid')

@@ -255,6 +255,33 @@ def test_analyses_of_models_that_are_not_functional(
   assert result.rows[0][column] == value
 
 
+@pytest.mark.parametrize(
+    ('name', 'words'),
+    [
+        ('shuffle_test', 'the task .* is regression, but .* classification'),
+        ('preference', 'the task .* is regression, but .* classification'),
+        ('fusion', 'accuracy, but .* task is regression, has .* mae, r2'),
+        ('weight_divergence', 'accuracy, but .* task is regression, has'),
+    ],
+)
+def test_runs_of_another_task(regression, name, words, capsys):
+  arguments = [name, f'--run={regression}']
+  _assert_fails(capsys, regression, arguments, f'--run={regression}: .*{words}')
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [
+        ['kept_share', '--repeats=1'],
+        ['permutation', '--num_examples=4'],
+        ['matching', '--num_examples=4'],
+    ],
+)
+def test_analyses_without_classes(regression, arguments, tmp_path):
+  name, *flags = arguments
+  assert tiny_runs.analyze(name, regression, *flags, folder=tmp_path).rows
+
+
 def test_weights_of_another_model(fedavg, tmp_path, capsys):
   run = tiny_runs.with_flags(fedavg, tmp_path / 'run', normalization='none')
   words = 'does not have the weights of the model'

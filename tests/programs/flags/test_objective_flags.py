@@ -16,6 +16,10 @@ def my_loss():
   return keras.losses.LogCosh()
 
 
+def one_hot_loss():
+  return keras.losses.CategoricalCrossentropy(from_logits=True)
+
+
 def no_loss():
   return 3
 
@@ -55,6 +59,20 @@ def _settings(*arguments):
             f'--loss={__name__}:no_loss must return a Keras loss, but returns a'
             ' int.',
         ),
+        # The labels are integers.
+        (
+            [f'--loss={__name__}:one_hot_loss'],
+            "--loss: the loss of the model's output",
+        ),
+        (
+            ['--metrics=MeanAbsoluteError'],
+            '--metrics=mae is for regression, but the task is classification;',
+        ),
+        (
+            ['--dataset=diabetes', '--loss=CosineSimilarity'],
+            '--loss=cosine_similarity needs at least 2 outputs, but the model'
+            ' has 1.',
+        ),
         (
             [f'--metrics={__name__}:my_loss'],
             f'--metrics={__name__}:my_loss must return a Keras metric, but',
@@ -89,6 +107,18 @@ def test_balanced_weights_are_of_all_clients():
 @pytest.mark.parametrize('arguments', [[], ['--class_weight=none']])
 def test_no_weights(arguments):
   assert not _settings(*arguments).class_weights(_data([(1, 1), (1, 1)]))
+
+
+def test_names_of_keras():
+  settings = _settings(
+      '--metrics=SparseCategoricalAccuracy,KLDivergence',
+      '--loss=categorical_hinge',
+      '--model=mlp3',
+  )
+  assert settings.metrics == ('accuracy', 'kl_divergence')
+  model = run_building.build_model(settings, _data([(1, 1), (1, 1)]))
+  assert model.loss_fn().name == 'categorical_hinge'
+  assert list(model.metric_shapes) == ['accuracy', 'kl_divergence']
 
 
 def test_a_model_has_the_loss_and_the_metrics():
