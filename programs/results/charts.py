@@ -188,7 +188,11 @@ def curves(
     low = f'max({smallest}, {low})'
   if largest is not None:
     high = f'min({largest}, {high})'
-  if column.kind.is_logarithmic:
+  # A loss can be negative, such as the cosine similarity.
+  is_positive = not any(
+      row.get(column.name, 0) < 0 for run in runs for row in run.rows
+  )
+  if column.kind.is_logarithmic and is_positive:
     transform += [dict(filter='datum.mean > 0'), _join(smallest='min mean')]
     low, y_scale = f'max({low}, datum.smallest / 2)', log
   transform += [

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
+import re
 from typing import Any, Optional
 
 import keras
@@ -21,6 +22,8 @@ from tff_bn import data as tff_bn_data
 from tff_bn import runtime
 from tff_bn import training
 from tff_bn.catalog import algorithms as algorithms_lib
+from tff_bn.catalog import models
+from tff_bn.catalog import tasks
 from tff_bn.common import cores
 from tff_bn.data import labels
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -81,16 +84,36 @@ def _build_model(
     )
   # Keras's initializers draw from the global generators.
   keras.utils.set_random_seed(settings.seed)
-  return BatchNormModel(
-      keras_model_fn,
-      input_spec=(
-          tf.TensorSpec((None, *input_shape), tf.float32),
-          labels.label_spec(task, input_shape, num_outputs),
-      ),
-      loss_fn=settings.build_loss_fn(task),
-      metrics_fn=settings.build_metrics_fn(task, num_outputs),
-      **more,
-  )
+  loss_fn = settings.build_loss_fn(task)
+  metrics_fn = settings.build_metrics_fn(task, num_outputs)
+  try:
+    return BatchNormModel(
+        keras_model_fn,
+        input_spec=(
+            tf.TensorSpec((None, *input_shape), tf.float32),
+            labels.label_spec(task, input_shape, num_outputs),
+        ),
+        loss_fn=loss_fn,
+        metrics_fn=metrics_fn,
+        **more,
+    )
+  except ValueError as error:
+    raise ValueError(_name_model_flags(settings, str(error))) from error
+
+
+def _name_model_flags(settings: settings_lib.RunSettings, text: str) -> str:
+  """Replaces arguments of `BatchNormModel` in an error by their flags."""
+  option = models.MODEL
+  if settings.initial_model is not None:
+    option = models.INITIAL_MODEL
+  flags = {
+      'keras_model_fn': option.name,
+      'loss_fn': tasks.LOSS.name,
+      'metrics_fn': tasks.METRICS_OPTION.name,
+  }
+  # Users can have functions with these names: `'my_module:loss_fn'`.
+  arguments = rf"(?<![\w.:'])({'|'.join(flags)})(?![\w'])"
+  return re.sub(arguments, lambda match: f'--{flags[match[0]]}', text)
 
 
 def _converted(

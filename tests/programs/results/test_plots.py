@@ -174,6 +174,26 @@ def test_losses_have_a_logarithmic_axis():
   assert '0.5' in drawn.texts(chart)
 
 
+def test_negative_losses_are_visible():
+  rows = [dict(round=1, test_loss=-0.2), dict(round=2, test_loss=0.3)]
+  run = report.Run({'algorithm': 'a'}, 0, rows)
+  chart = plots.of_algorithms([run], '')['loss']
+  # d3 writes another minus sign.
+  points = drawn.marks(chart, 'Mean')
+  assert [mark['Mean'].replace('\u2212', '-') for mark in points] == [
+      '-0.2',
+      '0.3',
+  ]
+
+
+def test_axes_say_if_lower_is_better():
+  rows = [dict(round=1, test_mae=0.2, test_r2=0.3, test_loss=0.1)]
+  run = report.Run({'algorithm': 'a'}, 0, rows)
+  charts = plots.of_algorithms([run], '')
+  assert 'MAE (lower is better)' in drawn.texts(charts['mae'])
+  assert 'R²' in drawn.texts(charts['r2'])
+
+
 def _data(counts, client_ids, class_names=()):
   return types.SimpleNamespace(
       label_distribution=lambda: np.array(counts),
