@@ -104,6 +104,30 @@ def test_weight_on_which_the_loss_does_not_depend_stays():
   np.testing.assert_array_equal(values['unused/kernel'], [[1]])
 
 
+class _AddOutputs(keras.layers.Layer):
+
+  def call(self, inputs):
+    self.add_loss(inputs)
+    return inputs
+
+
+def test_losses_of_layers_are_summed():
+  def keras_model_fn():
+    return keras.Sequential(
+        [
+            keras.layers.Input([1]),
+            keras.layers.Dense(1, use_bias=False, kernel_initializer='ones'),
+            _AddOutputs(),
+        ]
+    )
+
+  model = BatchNormModel(keras_model_fn, _SCALAR_SPEC, Product)
+  batch = _column(1.0, 2.0), _column(0.0, 0.0)
+  result = _train(model, _training(model), [batch])
+  np.testing.assert_allclose(result['values'][0], [[1 - 3]])
+  np.testing.assert_allclose(result['loss_sum'], 2 * 3)
+
+
 class TestFloat16:
 
   def test_gradients_too_small_for_float16_are_right(self):

@@ -194,12 +194,12 @@ def test_axes_say_if_lower_is_better():
   assert 'R²' in drawn.texts(charts['r2'])
 
 
-def _data(counts, client_ids, class_names=()):
+def _data(counts, client_ids, class_names=(), task='classification'):
   return types.SimpleNamespace(
       label_distribution=lambda: np.array(counts),
       client_ids=client_ids,
       class_names=class_names,
-      task='classification',
+      task=task,
   )
 
 
@@ -221,6 +221,12 @@ def test_label_distribution():
   ]
   # 2 is in a light cell.
   assert drawn.white_texts(chart) == ['7', '5']
+
+
+def test_label_distribution_of_a_segmentation_counts_pixels():
+  texts = drawn.texts(_labels([[9, 3]], ['ann'], (), 'segmentation'))
+  assert {'Pixels', 'Class'} < set(texts)
+  assert 'Examples' not in texts
 
 
 def test_label_distribution_names_the_classes():
