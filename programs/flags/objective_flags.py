@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
+import re
 from typing import TYPE_CHECKING, Any
 
 from tff_bn.catalog import tasks
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
   from tff_bn import data as tff_bn_data
 
 # The arguments of `BatchNormModel` that the flags decide.
-_ARGUMENTS = {'loss_fn': '--loss', 'metrics_fn': '--metrics'}
+_ARGUMENTS = {
+    'loss_fn': tasks.LOSS.name,
+    'metrics_fn': tasks.METRICS_OPTION.name,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,15 +46,21 @@ class ObjectiveFlags(flag_groups.base_class(*tasks.OPTIONS)):  # type: ignore[mi
       tasks.check(task, self.loss, self.metrics, self.class_weight, num_outputs)
 
   @contextlib.contextmanager
-  def naming_flags(self) -> Iterator[None]:
-    """Names flags in the errors of the library."""
+  def naming_flags(self, **more: str) -> Iterator[None]:
+    """Names flags in the errors of the library.
+
+    `more` maps further arguments of `BatchNormModel` to their flags.
+    """
     try:
       yield
     except ValueError as error:
       text = parsers.name_flags(str(error), ObjectiveFlags.specs())
-      for argument, flag in _ARGUMENTS.items():
-        text = text.replace(argument, flag)
-      raise ValueError(text) from error
+      flags = {**_ARGUMENTS, **more}
+      # Users can have functions with these names: `'my_module:loss_fn'`.
+      arguments = rf"(?<![\w.:'])({'|'.join(flags)})(?![\w'])"
+      raise ValueError(
+          re.sub(arguments, lambda match: f'--{flags[match[0]]}', text)
+      ) from error
 
   def build_loss_fn(self, task: str) -> 'Callable[[], keras.losses.Loss]':
     """Returns a function that builds the loss for a task."""

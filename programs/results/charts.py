@@ -188,7 +188,11 @@ def curves(
     low = f'max({smallest}, {low})'
   if largest is not None:
     high = f'min({largest}, {high})'
-  if column.kind.is_logarithmic:
+  # A loss can be negative, such as the cosine similarity.
+  is_positive = not any(
+      row.get(column.name, 0) < 0 for run in runs for row in run.rows
+  )
+  if column.kind.is_logarithmic and is_positive:
     transform += [dict(filter='datum.mean > 0'), _join(smallest='min mean')]
     low, y_scale = f'max({low}, datum.smallest / 2)', log
   transform += [
@@ -358,19 +362,19 @@ def column_names(data: 'federated.FederatedData') -> Sequence[str]:
 def labels(
     num_clients: int,
     num_names: int,
-    column: str = 'class',
+    task: tasks.Task,
     has_numbers: bool = False,
 ) -> Spec:
-  """Draws `label_values`: the number of examples of each class and client.
+  """Draws `label_values`: the counts of each client's labels.
 
   Args:
     num_clients: The number of clients.
     num_names: The number of classes with names. Up to 40 names are all shown.
-    column: The title of a column.
+    task: The task, which says what is counted.
     has_numbers: Whether the cells have numbers.
   """
   shown = min(num_clients, MAX_CLIENTS)
-  title = column.capitalize()
+  title, counted = task.column.capitalize(), task.counted.capitalize()
   class_labels = dict(
       labelAngle=-90 if num_names else 0,
       labelLimit=150,
@@ -381,11 +385,11 @@ def labels(
   tooltip = [
       _name('client', 'Client'),
       _name('label', title),
-      _number('count', 'Examples'),
+      _number('count', counted),
   ]
   color = _number(
       'count',
-      'Examples',
+      counted,
       scale=dict(domainMin=0),
       legend=dict(orient='bottom', gradientLength=160),
   )

@@ -24,12 +24,20 @@ def totals(runs: _Runs, column: str) -> list[float]:
 
 
 def columns_of(runs: _Runs) -> list[columns.Column]:
-  """Returns the columns with curves that a run has."""
+  """Returns the columns with curves that a run has.
+
+  A column has no curve if its metric is undefined in all rows, such as the AUC
+  of clients with a single class.
+  """
   return [
       column
       for column in columns.by_kind(report.columns_of(runs))
       if column.kind.is_averaged
-      and any(column.name in row for run in runs for row in run.rows)
+      and any(
+          math.isfinite(row.get(column.name, math.nan))
+          for run in runs
+          for row in run.rows
+      )
   ]
 
 

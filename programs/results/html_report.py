@@ -137,7 +137,7 @@ def write(folder: pathlib.Path, page: Page) -> None:
           data=_data(page, axes, clients, kind),
           measured=report.measured_words(shown),
           metric=kind,
-          label=tasks.TASKS[page.data.task].column,
+          task=tasks.TASKS[page.data.task],
           of_client=measures.OF_CLIENT,
           max_clients=measures.MAX_CLIENTS,
           max_table_clients=measures.MAX_TABLE_CLIENTS,
@@ -207,7 +207,7 @@ def _data(
       spec=charts.labels(
           len(client_ids),
           len(charts.column_names(page.data)),
-          tasks.TASKS[page.data.task].column,
+          tasks.TASKS[page.data.task],
       ),
   )
   return dict(

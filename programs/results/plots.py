@@ -34,12 +34,12 @@ _MAX_CELLS_WITH_NUMBERS = 300
 def label_distribution(
     data: 'federated.FederatedData', title: str
 ) -> dict[str, charts.Spec]:
-  """Draws the number of examples of each class and client."""
+  """Draws the counts of each client's labels."""
   num_clients, num_columns = data.label_distribution().shape
   chart = charts.labels(
       num_clients,
       len(charts.column_names(data)),
-      tasks.TASKS[data.task].column,
+      tasks.TASKS[data.task],
       has_numbers=num_clients * num_columns <= _MAX_CELLS_WITH_NUMBERS,
   )
   hidden = ''

@@ -337,10 +337,16 @@ def notes(
   return [
       over,
       *(
-          f'{column.title}: {column.explanation or _measured(column, runs)}.'
+          f'{column.title}: {column.explanation or _measured(column, runs)}'
+          f'{_direction(column.kind)}.'
           for column in _table_columns(table)
       ),
   ]
+
+
+def _direction(kind: columns.Kind) -> str:
+  """Says if lower is better."""
+  return '; lower is better' if kind.higher_is_better is False else ''
 
 
 def _measured(column: columns.Column, runs: Sequence[Run]) -> str:

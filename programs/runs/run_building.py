@@ -21,6 +21,7 @@ from tff_bn import data as tff_bn_data
 from tff_bn import runtime
 from tff_bn import training
 from tff_bn.catalog import algorithms as algorithms_lib
+from tff_bn.catalog import models
 from tff_bn.common import cores
 from tff_bn.data import labels
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -81,7 +82,10 @@ def _build_model(
     )
   # Keras's initializers draw from the global generators.
   keras.utils.set_random_seed(settings.seed)
-  with settings.naming_flags():
+  option = models.MODEL
+  if settings.initial_model is not None:
+    option = models.INITIAL_MODEL
+  with settings.naming_flags(keras_model_fn=option.name):
     return BatchNormModel(
         keras_model_fn,
         input_spec=(

@@ -108,11 +108,15 @@ _COMBINATIONS = [
         ['fed_avg', 'fed_bn', 'fedtan', 'fbn'],
     ),
     *itertools.product(user_models.MODELS, ['float32'], ['fed_bn', 'fbn']),
+    # FedTAN refuses float16.
+    *itertools.product(
+        user_models.MODELS, ['mixed_float16'], ['fed_avg', 'fed_bn', 'fbn']
+    ),
 ]
 _QUICK = frozenset(
     [
         ('unet_dice', 'mixed_bfloat16', 'fed_avg'),
-        ('huber', 'mixed_bfloat16', 'fed_bn'),
+        ('huber', 'mixed_float16', 'fed_bn'),
         ('two_outputs', 'mixed_bfloat16', 'fedtan'),
         ('text', 'float32', 'fbn'),
     ]

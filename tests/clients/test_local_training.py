@@ -104,6 +104,30 @@ def test_weight_on_which_the_loss_does_not_depend_stays():
   np.testing.assert_array_equal(values['unused/kernel'], [[1]])
 
 
+class _AddOutputs(keras.layers.Layer):
+
+  def call(self, inputs):
+    self.add_loss(inputs)
+    return inputs
+
+
+def test_losses_of_layers_are_summed():
+  def keras_model_fn():
+    return keras.Sequential(
+        [
+            keras.layers.Input([1]),
+            keras.layers.Dense(1, use_bias=False, kernel_initializer='ones'),
+            _AddOutputs(),
+        ]
+    )
+
+  model = BatchNormModel(keras_model_fn, _SCALAR_SPEC, Product)
+  batch = _column(1.0, 2.0), _column(0.0, 0.0)
+  result = _train(model, _training(model), [batch])
+  np.testing.assert_allclose(result['values'][0], [[1 - 3]])
+  np.testing.assert_allclose(result['loss_sum'], 2 * 3)
+
+
 class TestFloat16:
 
   def test_gradients_too_small_for_float16_are_right(self):
@@ -123,15 +147,24 @@ class TestFloat16:
     model = _slope_model('mixed_float16')
     training = _training(model)
     # 2^15 times the gradient must be less than 65,520. The scale starts afresh
-    # with each call.
-    for gradient, num_skipped in ((30.0, 4), (3.0, 1), (1.5, 0)):
+    # with each call. Each client can have a single batch in a round.
+    for gradient, num_batches in ((30.0, 1), (3e4, 1), (3.0, 6), (1.5, 6)):
       batch = _column(1.0), _column(gradient)
-      result = _train(model, training, [batch] * 6, values=[[[5.0]]])
+      batches = [batch] * num_batches
+      result = _train(model, training, batches, values=[[[5.0]]])
 
-      assert result['num_examples'] == 6 - num_skipped
+      assert result['num_examples'] == num_batches
       np.testing.assert_allclose(
-          result['values'][0], [[5 - (6 - num_skipped) * gradient]], rtol=1e-3
+          result['values'][0], [[5 - num_batches * gradient]], rtol=1e-3
       )
+
+  def test_batch_without_finite_gradients_keeps_the_scale(self):
+    model = _slope_model('mixed_float16')
+    batches = [(_column(1.0), _column(label)) for label in (1e30, 1e-7)]
+    # With the scale 1, the second gradient is a multiple of 6e-8.
+    result = _train(model, _training(model, _optimizer(1e6)), batches)
+    assert result['num_examples'] == 1
+    np.testing.assert_allclose(result['values'][0], [[1 - 0.1]], rtol=1e-4)
 
   @pytest.mark.parametrize('jit_compile', [False, True])
   def test_skipped_batch_leaves_nothing_behind(self, jit_compile):
@@ -210,21 +243,20 @@ class TestFloat16:
   def test_gradient_is_clipped_without_the_scale(self):
     model = _slope_model('mixed_float16')
     training = _training(model, client_gradient_clip_norm=1.0)
-    # A gradient that overflows is skipped, not clipped.
-    for gradient, num_skipped in ((0.5, 0), (1.5, 0), (-9.0, 3)):
+    for gradient in (0.5, 1.5, -9.0):
       batch = _column(1.0), _column(gradient)
       result = _train(model, training, [batch] * 6)
 
-      assert result['num_examples'] == 6 - num_skipped
+      assert result['num_examples'] == 6
       step = np.clip(gradient, -1, 1)
       np.testing.assert_allclose(
-          result['values'][0], [[1 - (6 - num_skipped) * step]], rtol=1e-6
+          result['values'][0], [[1 - 6 * step]], rtol=1e-6
       )
 
   def test_skipped_steps_do_not_count_in_the_warmup(self):
     model = _slope_model('mixed_float16')
-    batch = _column(1.0), _column(3.0)
-    result = _train(model, _training(model, client_warmup_steps=4), [batch] * 6)
+    batches = [(_column(1.0), _column(y)) for y in (1e30, 3, 3, 3, 3, 3)]
+    result = _train(model, _training(model, client_warmup_steps=4), batches)
 
     assert result['num_examples'] == 5
     np.testing.assert_allclose(
@@ -264,7 +296,7 @@ class TestMixedPrecision:
 
   def test_bfloat16_needs_no_scale(self):
     model = _slope_model('mixed_bfloat16')
-    # The same batch is skipped in float16.
+    # Float16 has no such gradient.
     batch = _column(1.0), _column(1e30)
     result = _train(model, _training(model), [batch])
     assert result['num_examples'] == 1

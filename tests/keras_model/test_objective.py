@@ -268,6 +268,15 @@ def _both(**losses_of):
         ),
         (
             _dictionary,
+            (_X, _LABELS),
+            _both(
+                value=losses.MeanSquaredError(reduction='sum'),
+                kind=_CROSS_ENTROPY,
+            ),
+            r"output 'value' has the reduction 'sum'; .* average over",
+        ),
+        (
+            _dictionary,
             (_X, {'value': _LABELS['value']}),
             _both(),
             "loss of the output 'kind' needs labels",

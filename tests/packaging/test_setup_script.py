@@ -64,7 +64,7 @@ _INSTALLS = tuple(
 _FURTHER = tuple(
     '{}: -m pip install --quiet --no-deps --ignore-requires-python -r'
     f' requirements-{name}.txt'
-    for name in ('ray', 'logging', 'docs')
+    for name in ('ray', 'logging', 'docs', 'files')
 )
 
 

@@ -96,9 +96,11 @@ def number(
 
   `largest` is the largest possible number, if there is one.
   """
+  # Readers expect that higher is better.
+  direction = ' (lower is better)' if higher_is_better is False else ''
   return Kind(
       name,
-      _begin(word),
+      f'{_begin(word)}{direction}',
       word,
       is_averaged=True,
       higher_is_better=higher_is_better,

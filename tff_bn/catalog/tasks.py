@@ -39,6 +39,7 @@ class Task:
     has_classes: Whether each sample has one class, so that classes can have
       weights.
     column: The title of a column in the counts of each client's labels.
+    counted: What these counts are numbers of.
   """
 
   name: str
@@ -48,6 +49,7 @@ class Task:
   metrics: tuple[str, ...]
   has_classes: bool = False
   column: str = 'class'
+  counted: str = 'examples'
 
 
 TASKS: Mapping[str, Task] = {
@@ -96,6 +98,7 @@ TASKS: Mapping[str, Task] = {
             'a class for each pixel',
             'cross_entropy',
             ('dice', 'mean_iou', 'accuracy'),
+            counted='pixels',
         ),
     )
 }

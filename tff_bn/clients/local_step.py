@@ -71,7 +71,8 @@ def output_and_loss(
   output = mixed_precision.to_float32(keras_model(batch.x, training=True))
   loss = model.batch_loss(batch.y, output, batch.sample_weight)
   for regularization in keras_model.losses:
-    loss += tf.cast(regularization, loss.dtype)
+    # As in Keras, layers may add a loss with an axis.
+    loss += tf.reduce_sum(tf.cast(regularization, loss.dtype))
   return output, loss
 
 

@@ -36,6 +36,8 @@ class _Step(NamedTuple):
   batch_size: tf.Tensor
   weight_sum: tf.Tensor
   loss_sum: tf.Tensor
+  # Whether the step was not made, but can be with a smaller scale of the loss.
+  needs_smaller_scale: tf.Tensor
 
 
 class LocalTraining(LocalStep):
@@ -89,6 +91,9 @@ class LocalTraining(LocalStep):
         tf.function(self._step, jit_compile=True)
         if config.jit_compile
         else self._step
+    )
+    self._train_batch = (
+        self._scaled_step if self._scales_loss else self._make_step
     )
     with batch_norm_calls.replaced(model.keras_model, batch_norm_call):
       self._train = StatelessFunction(
@@ -154,6 +159,7 @@ class LocalTraining(LocalStep):
           batch_size=batch_size,
           weight_sum=self.weight_sum(batch),
           loss_sum=tf.cast(loss, dtype) * tf.cast(batch_size, dtype),
+          needs_smaller_scale=tf.constant(False),
       )
 
     def skip():
@@ -161,18 +167,53 @@ class LocalTraining(LocalStep):
       # infinite, too, so the batch is ignored completely.
       for variable, value in zip(others, state_before):
         variable.assign(value)
-      return _Step(
-          optimizer_state=optimizer_state,
-          num_steps=num_steps,
-          batch_size=tf.zeros([], tf.int64),
-          weight_sum=tf.zeros([]),
-          loss_sum=tf.zeros([], dtype),
+      step = self._no_step(optimizer_state, num_steps)
+      return step._replace(
+          needs_smaller_scale=tf.math.is_finite(loss) & loss_scale.can_shrink
       )
 
     if not scales_loss:
       return update(), loss_scale
     finite = numerics.all_finite([loss, *gradients])
     return tf.cond(finite, update, skip), loss_scale.after_step(finite)
+
+  def _no_step(self, optimizer_state, num_steps):
+    """Returns the result of a batch that changes nothing."""
+    return _Step(
+        optimizer_state=optimizer_state,
+        num_steps=num_steps,
+        batch_size=tf.zeros([], tf.int64),
+        weight_sum=tf.zeros([]),
+        loss_sum=tf.zeros([], self._keras_model.trainable_weights[0].dtype),
+        needs_smaller_scale=tf.constant(False),
+    )
+
+  @tf.autograph.experimental.do_not_convert
+  def _scaled_step(self, element, optimizer_state, loss_scale, num_steps):
+    """Makes one step, with a scale of the loss at which gradients are finite.
+
+    Each round starts with the largest scale, and may have a single batch. So,
+    other than in Keras, a batch whose scaled gradients overflow is computed
+    again.
+    """
+
+    def attempt(step, scale):
+      del step  # It changed nothing.
+      return self._make_step(element, optimizer_state, scale, num_steps)
+
+    first = self._no_step(optimizer_state, num_steps)
+    step, scale = tf.while_loop(
+        lambda step, scale: step.needs_smaller_scale,
+        attempt,
+        (first._replace(needs_smaller_scale=tf.constant(True)), loss_scale),
+    )
+    # Without a scale that helps, the batch says nothing about the next ones.
+    is_made = step.num_steps > num_steps
+    return step, tf.nest.map_structure(
+        lambda found, other: tf.where(is_made, found, other),
+        scale,
+        loss_scale.after_step(tf.constant(False)),
+    )
 
   def _loop(self, dataset, optimizer_state, num_steps, shuffle_seed=None):
     """Makes the steps of a round."""
@@ -194,7 +235,7 @@ class LocalTraining(LocalStep):
     for element in iter(dataset):
       # The kernels of convolutions cannot compute an empty batch.
       if batch_lib.num_examples(element) > 0:
-        step, loss_scale = self._make_step(
+        step, loss_scale = self._train_batch(
             element, optimizer_state, loss_scale, num_steps
         )
         optimizer_state = step.optimizer_state

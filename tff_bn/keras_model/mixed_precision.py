@@ -76,6 +76,11 @@ class LossScale(NamedTuple):
     """Returns the factor at the start of training, 2^15."""
     return cls(tf.constant(_INITIAL_SCALE), tf.constant(0))
 
+  @property
+  def can_shrink(self) -> tf.Tensor:
+    """Whether the factor is larger than the smallest one."""
+    return self.scale > _SMALLEST_SCALE
+
   def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
     """Multiplies a loss by the factor."""
     return loss * tf.cast(self.scale, loss.dtype)

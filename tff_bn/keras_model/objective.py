@@ -237,9 +237,15 @@ def _check(
         f' {outputs_lib.describe(output.spec)}: {error}'
     ) from error
   shape = value.structured_outputs.shape
+  found = ''
   if shape.rank != 0:
+    found = f'shape {shape} for a batch'
+  # The server averages the losses of the clients.
+  elif getattr(loss, 'reduction', None) == 'sum':
+    found = "reduction 'sum'"
+  if found:
     raise ValueError(
-        f'{place} has the shape {shape} for a batch; it must average over the'
-        ' batch (reduction="sum_over_batch_size").'
+        f'{place} has the {found}; it must average over the batch'
+        ' (reduction="sum_over_batch_size").'
     )
   return loss

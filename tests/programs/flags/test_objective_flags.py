@@ -1,5 +1,7 @@
 """Tests for the flags of the loss, the metrics and the weights of classes."""
 
+import re
+
 import keras
 import numpy as np
 import printed
@@ -18,6 +20,14 @@ def my_loss():
 
 def one_hot_loss():
   return keras.losses.CategoricalCrossentropy(from_logits=True)
+
+
+def loss_of_each_sample():
+  return keras.losses.LogCosh(reduction=None)
+
+
+def metric_named_loss():
+  return keras.metrics.MeanAbsoluteError(name='loss')
 
 
 def no_loss():
@@ -85,6 +95,32 @@ def test_errors_come_before_the_training(arguments, message, tmp_path, capsys):
   assert train.run(arguments) == command_line.USAGE_ERROR
   assert message in printed.error(capsys.readouterr().err)
   assert not (folder / 'flags.txt').exists()
+
+
+class _OwnTraining(keras.Sequential):
+
+  def train_step(self, data):
+    raise NotImplementedError
+
+
+def own_training(input_shape, num_outputs):
+  del input_shape
+  return _OwnTraining([keras.Input([3]), keras.layers.Dense(num_outputs)])
+
+
+@pytest.mark.parametrize(
+    'flag,name,message',
+    [
+        ('loss', 'loss_of_each_sample', '--loss: the loss of the model'),
+        ('metrics', 'metric_named_loss', '--metrics returns metrics named'),
+        ('model', 'own_training', 'of --model (_OwnTraining) has its own'),
+    ],
+)
+def test_errors_of_the_model_name_flags(flag, name, message):
+  settings = _settings('--model=mlp3', f'--{flag}={__name__}:{name}')
+  with pytest.raises(ValueError, match=re.escape(message)) as caught:
+    run_building.build_model(settings, _data([(1, 1), (1, 1)]))
+  assert '_fn' not in str(caught.value)
 
 
 def _data(counts):

@@ -24,6 +24,13 @@ def test_what_is_not_finite_is_left_out():
   assert 'test_loss' not in curve_points.values({'a': runs[:1]})[1]
 
 
+def test_undefined_metrics_have_no_curve():
+  rows = [dict(round=r, test_auc=0.5, client_test_auc=np.nan) for r in (0, 1)]
+  run = report.Run({'algorithm': 'a'}, 0, rows)
+  (column,) = curve_points.columns_of([run])
+  assert column.name == 'test_auc'
+
+
 def test_values_of_lines():
   groups = curve_points.by_name(example_runs.RUNS)
   first, *_, last = curve_points.values(groups, {'fedbn': 2.0, 'fedavg': None})

@@ -174,12 +174,32 @@ def test_losses_have_a_logarithmic_axis():
   assert '0.5' in drawn.texts(chart)
 
 
-def _data(counts, client_ids, class_names=()):
+def test_negative_losses_are_visible():
+  rows = [dict(round=1, test_loss=-0.2), dict(round=2, test_loss=0.3)]
+  run = report.Run({'algorithm': 'a'}, 0, rows)
+  chart = plots.of_algorithms([run], '')['loss']
+  # d3 writes another minus sign.
+  points = drawn.marks(chart, 'Mean')
+  assert [mark['Mean'].replace('\u2212', '-') for mark in points] == [
+      '-0.2',
+      '0.3',
+  ]
+
+
+def test_axes_say_if_lower_is_better():
+  rows = [dict(round=1, test_mae=0.2, test_r2=0.3, test_loss=0.1)]
+  run = report.Run({'algorithm': 'a'}, 0, rows)
+  charts = plots.of_algorithms([run], '')
+  assert 'MAE (lower is better)' in drawn.texts(charts['mae'])
+  assert 'R²' in drawn.texts(charts['r2'])
+
+
+def _data(counts, client_ids, class_names=(), task='classification'):
   return types.SimpleNamespace(
       label_distribution=lambda: np.array(counts),
       client_ids=client_ids,
       class_names=class_names,
-      task='classification',
+      task=task,
   )
 
 
@@ -201,6 +221,12 @@ def test_label_distribution():
   ]
   # 2 is in a light cell.
   assert drawn.white_texts(chart) == ['7', '5']
+
+
+def test_label_distribution_of_a_segmentation_counts_pixels():
+  texts = drawn.texts(_labels([[9, 3]], ['ann'], (), 'segmentation'))
+  assert {'Pixels', 'Class'} < set(texts)
+  assert 'Examples' not in texts
 
 
 def test_label_distribution_names_the_classes():

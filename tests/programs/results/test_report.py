@@ -137,6 +137,15 @@ def test_notes_say_whose_model_is_tested_on_the_whole_test_set():
   assert _accuracy_notes(('a', None)) == f'{unknown}.'
 
 
+def test_notes_say_if_lower_is_better():
+  row = dict(round=1, test_mae=0.5, test_r2=0.5, test_loss=0.1)
+  run = report.Run({'algorithm': 'a'}, 0, [row], has_client_models=False)
+  _, mae, r2, loss, *_ = report.notes(report.results([run], 1), 1, [run])
+  assert mae == 'MAE: global model on the whole test set; lower is better.'
+  assert r2 == 'R²: global model on the whole test set.'
+  assert loss == 'Loss: global model on the whole test set; lower is better.'
+
+
 @pytest.mark.parametrize('loss', [np.nan, np.inf])
 def test_table_of_runs_of_which_one_diverged(loss):
   runs = [

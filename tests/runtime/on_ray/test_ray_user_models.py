@@ -37,7 +37,12 @@ def _round(case, model, builder):
 
 @pytest.mark.parametrize(
     ('name', 'builder_name'),
-    [('two_outputs', 'build_fedtan'), ('text', 'build_fed_bn')],
+    [
+        ('two_outputs', 'build_fedtan'),
+        ('text', 'build_fed_bn'),
+        ('unet_dice', 'build_fed_avg'),
+        ('binary', 'build_fbn'),
+    ],
 )
 def test_same_bits_as_in_process(context, name, builder_name):
   case = user_models.MODELS[name]
