@@ -20,7 +20,7 @@ compare: setup
 # the longest one could come last and occupy a single worker.
 test:
 	@sh scripts/setup.sh requirements-ray.txt requirements-logging.txt \
-	requirements-docs.txt requirements-files.txt
+	requirements-files.txt requirements-docs.txt
 	@style=0; \
 	.venv/bin/python -m ruff check . || style=1; \
 	.venv/bin/python -m pyink --check . || style=1; \

@@ -1,7 +1,7 @@
-"""Writes the pictures and the tables of docs/algorithms/.
+"""Writes the pictures and tables of docs/algorithms/, and docs/segmentation.md.
 
 Run it after a change of what an algorithm sends, and of the results on digits
-(`digits_tables`). The pictures show
+(`digits_tables`) or discs (`segmentation_tables`). The pictures show
 `algorithm_pictures.PICTURES`. The numbers are computed from the algorithms'
 computations by `tff_bn.analysis`.
 """
@@ -13,6 +13,7 @@ import shlex
 
 import algorithm_pictures
 import digits_tables
+import segmentation_tables
 
 from tff_bn import analysis
 from tff_bn.processes import phased_process
@@ -44,6 +45,9 @@ def main() -> None:
     text = path.read_text(encoding='utf-8')
     text = digits_tables.with_tables(with_traffic(text))
     path.write_text(text, encoding='utf-8')
+  page = segmentation_tables.PAGE
+  text = with_traffic(page.read_text(encoding='utf-8'))
+  page.write_text(segmentation_tables.with_table(text), encoding='utf-8')
 
 
 def picture_path(name: str) -> pathlib.Path:

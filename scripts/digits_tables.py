@@ -16,6 +16,7 @@ COLUMNS = {
     'one class': ('one class', _ACCURACY),
     'two classes': ('two classes', _ACCURACY),
     'Dirichlet 0.1': ('Dirichlet 0.1', _ACCURACY),
+    'Dirichlet 0.1, own data': ('Dirichlet 0.1', f'client_{_ACCURACY}'),
     'Dirichlet 1': ('Dirichlet 1', _ACCURACY),
     'feature shift': ('feature shift', _ACCURACY),
     'feature shift, own domain': ('feature shift', f'client_{_ACCURACY}'),

@@ -108,6 +108,7 @@ def _how_to_get(dataset: str) -> str:
         'digits': 'part of scikit-learn',
         'digits_domains': 'made from the digits of scikit-learn',
         'fedbn_synthetic': 'generated',
+        'discs': 'generated',
         'femnist': 'downloaded by TensorFlow Federated',
         'emnist': 'downloaded by TensorFlow Federated',
     }.get(dataset, 'a file in the working folder')

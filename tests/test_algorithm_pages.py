@@ -1,4 +1,4 @@
-"""Tests of the pictures and tables of docs/algorithms/."""
+"""Tests of docs/algorithms/: pictures and tables; and of segmentation.md."""
 
 from xml.etree import ElementTree
 
@@ -6,11 +6,11 @@ import algorithm_pages
 import algorithm_pictures
 import digits_tables
 import pytest
+import segmentation_tables
 
 _PAGES = sorted(algorithm_pages.PAGES.glob('*.md'))
-# The comparison varies neither the momentum, which decides DSGD's results, nor
-# the similarity of the clients' labels, which decides the other results.
-_NOT_COMPARED = ('dsgd', 'ditto', 'fedbabu', 'fedper', 'fedrep', 'lg_fedavg')
+# The comparison does not vary the momentum, which decides DSGD's results.
+_NOT_COMPARED = ('dsgd',)
 
 
 @pytest.mark.parametrize('name', algorithm_pictures.PICTURES)
@@ -70,12 +70,40 @@ def test_row_of_a_table(tmp_path, monkeypatch):
       '| FedAvg',
       '| New',
   ]
-  assert rows[-1] == '| New |' + ' 80.0 / 81.0 |' * 6
+  assert rows[-1] == '| New |' + ' 80.0 / 81.0 |' * 7
   assert 'old' not in text and text.endswith('<!-- end -->\nb\n')
 
 
+def test_segmentation_is_up_to_date():
+  text = segmentation_tables.PAGE.read_text(encoding='utf-8')
+  # After a change, run scripts/algorithm_pages.py.
+  assert segmentation_tables.with_table(text) == text
+  assert '<!-- segmentation -->\n| scheme | bright |' in text
+
+
+def test_table_of_segmentation(tmp_path, monkeypatch):
+  results = tmp_path / 'segmentation.csv'
+  results.write_text(
+      'scheme,client,mean,deviation\n'
+      'A,bright,80.04,1.06\nA,mean,70,2\nB,bright,7,0\nB,mean,60,0.5\n'
+  )
+  monkeypatch.setattr(segmentation_tables, 'RESULTS', results)
+
+  text = segmentation_tables.with_table(
+      'a\n<!-- segmentation -->\nold\n<!-- end -->\nb\n'
+  )
+
+  assert text == (
+      'a\n<!-- segmentation -->\n| scheme | bright | mean |\n'
+      '| --- | ---: | ---: |\n| A | 80.0 ± 1.1 | 70.0 ± 2.0 |\n'
+      '| B | 7.0 ± 0.0 | 60.0 ± 0.5 |\n<!-- end -->\nb\n'
+  )
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('path', _PAGES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    'path', [*_PAGES, segmentation_tables.PAGE], ids=lambda path: path.stem
+)
 def test_traffic_is_up_to_date(path):
   text = path.read_text(encoding='utf-8')
   # After a change, run scripts/algorithm_pages.py.

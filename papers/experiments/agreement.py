@@ -170,7 +170,7 @@ def largest_difference(numbers: Numbers) -> Optional[str]:
     }
     if differences:
       key = max(differences, key=lambda k: differences[k])
-      unit = ' points' if experiment_numbers.is_accuracy(column) else ''
+      unit = ' points' if experiment_numbers.is_share(column) else ''
       texts.append(
           f'{differences[key]:.4g}{unit}'
           f' ({numbers.describe(numbers.dimensions, key[0])}:'

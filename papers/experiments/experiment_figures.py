@@ -124,7 +124,7 @@ def _curves(
 ) -> None:
   """Draws a column of metrics.csv against rounds or communication."""
   against = show.x[0]
-  is_accuracy = experiment_numbers.is_accuracy(column)
+  is_share = experiment_numbers.is_share(column)
   for line in numbers.combinations(show.lines):
     wanted = {**panel, **dict(zip(show.lines, line))}
     chosen = [
@@ -145,7 +145,7 @@ def _curves(
     )
     paper = numbers.paper.get(numbers.key(wanted, column))
     if paper is not None:
-      value = paper.mean / 100 if is_accuracy else paper.mean
+      value = paper.mean / 100 if is_share else paper.mean
       axes.axhline(
           value,
           color=style['color'],
@@ -153,7 +153,7 @@ def _curves(
           linewidth=1.0,
           label=_PAPER_AT_THE_END,
       )
-  if is_accuracy:
+  if is_share:
     axes.yaxis.set_major_formatter(ticker.PercentFormatter(1, symbol=''))
   elif column.endswith('loss'):
     axes.set_yscale('log')

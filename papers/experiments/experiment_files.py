@@ -375,6 +375,11 @@ def _show(
       )
     if show.dimensions.count(name) > 1:
       raise ValueError(f'{table.path}: {table.key} names {name!r} twice.')
+  for name in show.with_mean:
+    if name not in show.shown_dimensions:
+      raise table.error(
+          'with_mean', f'names {name!r}, which is no axis that it shows.'
+      )
   for axis in axes:
     if axis.name not in show.dimensions and len(axis.points) > 1:
       raise ValueError(

@@ -1,6 +1,6 @@
 """The numbers that an experiment shows: means over seeds, and the paper's.
 
-Accuracies are in %, as in the papers.
+Accuracies and other shares are in %, as in the papers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,14 @@ import math
 import statistics
 from typing import NamedTuple, Optional
 
+from tff_bn.catalog import columns as columns_lib
+from tff_bn.catalog import tasks
 from tff_bn.papers.experiments import paper_form
 from tff_bn.programs.plan import axes as axes_lib
 from tff_bn.programs.results import tables
 
+# The label of the mean over an axis.
+_MEAN = 'mean'
 # The labels of a cell in the order of `Show.shown_dimensions`, and the column.
 Key = tuple[tuple[str, ...], str]
 
@@ -25,7 +29,7 @@ class Measurement(NamedTuple):
     labels: The run's labels by axis, and the client for its own test data.
     seed: The run's seed.
     column: What is measured, a column of results.csv.
-    value: The number, accuracies as shares.
+    value: The number, shares from 0 to 1.
   """
 
   labels: Mapping[str, str]
@@ -104,19 +108,31 @@ def _is_number(label: str) -> bool:
   return True
 
 
-def is_accuracy(column: str) -> bool:
+def _kind(column: str) -> Optional[columns_lib.Kind]:
+  """Returns the kind of a column of a metric, such as `test_accuracy`."""
+  for metric in tasks.METRICS.values():
+    if metric.kind is not None and column.endswith(f'_{metric.name}'):
+      return metric.kind
+  return None
+
+
+def is_share(column: str) -> bool:
   """Whether a column is shown in %."""
-  return column.endswith('accuracy')
+  kind = _kind(column)
+  return kind is not None and kind.is_share
 
 
 def _digits(column: str) -> int:
-  return 2 if is_accuracy(column) or column == 'megabytes' else 3
+  return 2 if is_share(column) or column == 'megabytes' else 3
 
 
 def title(column: str) -> str:
   """Returns a column's name for axes and titles."""
-  text = column.replace('_', ' ').capitalize()
-  return f'{text}, %' if is_accuracy(column) else text
+  kind = _kind(column)
+  if kind is None:
+    return column.replace('_', ' ').capitalize()
+  measured = column.removesuffix(kind.name).replace('_', ' ').capitalize()
+  return f'{measured}{kind.word}{kind.unit}'
 
 
 def collect(
@@ -140,6 +156,9 @@ def collect(
   columns = show.value or show.y
   known = {axis.name: tuple(p.label for p in axis.points) for axis in axes}
   known[paper_form.CLIENT] = _clients(measurements or paper)
+  for name in show.with_mean:
+    measurements = [*measurements, *_means_over(name, measurements)]
+    known[name] = (*known[name], _MEAN)
   dimensions = show.shown_dimensions
   numbers = Numbers(
       dimensions, {name: known[name] for name in dimensions}, columns, {}, {}
@@ -150,7 +169,7 @@ def collect(
       # What the worst is taken over stays apart until the seeds are averaged.
       hidden = tuple(row.labels[name] for name in show.worst_over)
       by_hidden = groups.setdefault(numbers.key(row.labels, row.column), {})
-      factor = 100 if is_accuracy(row.column) else 1
+      factor = 100 if is_share(row.column) else 1
       by_hidden.setdefault(hidden, []).append(factor * row.value)
   ours = {}
   for key, by_hidden in groups.items():
@@ -172,6 +191,23 @@ def _clients(
   """Returns the clients that occur, in order."""
   clients = [each.labels.get(paper_form.CLIENT) for each in labelled]
   return tuple(dict.fromkeys(client for client in clients if client))
+
+
+def _means_over(
+    name: str, measurements: Sequence[Measurement]
+) -> list[Measurement]:
+  """Returns the mean over the points of an axis, for each run."""
+  groups: dict[tuple, list[Measurement]] = {}
+  for each in measurements:
+    others = [label for label in each.labels.items() if label[0] != name]
+    groups.setdefault((*others, each.seed, each.column), []).append(each)
+  return [
+      first._replace(
+          labels={**first.labels, name: _MEAN},
+          value=statistics.fmean([each.value for each in (first, *more)]),
+      )
+      for first, *more in groups.values()
+  ]
 
 
 def _mean(values: Sequence[float]) -> Number:

@@ -221,7 +221,7 @@ def by_client(
     path: Its folder.
     columns: The columns that are shown: `client_test_accuracy` of the model
       that each client uses, or `held_out_STATISTICS_accuracy` of clients that
-      took no part in training; in the same way, losses.
+      took no part in training; in the same way, losses and other metrics.
 
   Returns:
     The results.
@@ -253,11 +253,11 @@ def by_client(
           {**run.labels, paper_form.CLIENT: row['client']},
           run.settings.seed,
           f'{kind}_{name}',
-          float(row[name]),
+          float(value),
       )
       for kind, row in found
-      for name in ('accuracy', 'loss')
-      if row[name] not in ('', None) and f'{kind}_{name}' in columns
+      for name, value in row.items()
+      if value not in ('', None) and f'{kind}_{name}' in columns
   ]
 
 

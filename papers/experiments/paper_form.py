@@ -28,7 +28,7 @@ class Form(NamedTuple):
 
 
 KINDS = {
-    'table': Form(('rows', 'value'), ('columns', 'worst_over')),
+    'table': Form(('rows', 'value'), ('columns', 'worst_over', 'with_mean')),
     'curves': Form(('x', 'y', 'lines'), ('panels',)),
     'lines': Form(('x', 'value'), ('lines', 'panels', 'worst_over')),
     'bars': Form(('x', 'value'), ('lines', 'panels', 'worst_over')),
@@ -50,6 +50,7 @@ class Show:
     panels: The axes whose points are panels.
     value: The columns of results.csv that are shown.
     worst_over: The axes over whose points the worst value is shown.
+    with_mean: The axes with one more point, the mean over the others.
   """
 
   kind: str
@@ -61,6 +62,7 @@ class Show:
   panels: tuple[str, ...] = ()
   value: tuple[str, ...] = ()
   worst_over: tuple[str, ...] = ()
+  with_mean: tuple[str, ...] = ()
 
   @property
   def shown_dimensions(self) -> tuple[str, ...]:

@@ -101,7 +101,8 @@ def choose(
     if style is not None and counts[algorithm] == 1:
       styles[name] = style
   used = {style['color'] for style in styles.values()}
-  unused = [c for c in COLORS if c not in used] or COLORS
+  known = dict.fromkeys((*COLORS, *_ALGORITHM_COLORS.values()))
+  unused = [color for color in known if color not in used] or COLORS
   others = [name for name in names if name not in styles]
   for index, name in enumerate(others):
     styles[name] = dict(by_number(index), color=unused[index % len(unused)])

@@ -527,7 +527,8 @@ def has_clients(options: Any) -> bool:
 
 def has_tables(name: str) -> bool:
   """Whether a dataset is a table."""
-  return find(name).takes_encoding
+  kind = find_kind(name)
+  return kind is not None and kind.takes_encoding
 
 
 def is_downloaded(name: str) -> bool:

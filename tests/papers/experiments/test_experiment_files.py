@@ -262,6 +262,11 @@ def test_a_missing_scale_is_an_error_that_says_which_there_are(write):
         ),
         ('rows = "method"', 'rows = ["method", "data"]', "names 'data' twice"),
         ('columns = "data"', '', "shows no axis 'data', which has 2 points"),
+        (
+            'columns = "data"',
+            'columns = "data"\nwith_mean = "client"',
+            "with_mean names 'client', which is no axis that it shows",
+        ),
         ('columns = "data"', 'lines = "data"', 'show.lines is not understood'),
         (
             'value = "test_accuracy"',

@@ -117,6 +117,47 @@ def test_worst_over_an_axis(column, expected):
   assert numbers.ours[('a',), column].mean == pytest.approx(expected)
 
 
+def test_mean_over_an_axis_is_one_more_point():
+  show = paper_form.Show(
+      'table',
+      rows=('method',),
+      columns=('data',),
+      value=('client_test_dice',),
+      with_mean=('data',),
+  )
+
+  numbers = experiment_numbers.collect(
+      # Of the two seeds, the means over the data are 0.3 and 0.7.
+      _measured('client_test_dice', a_iid=[0.2, 0.8], a_skewed=[0.4, 0.6]),
+      show,
+      _AXES,
+      (),
+  )
+
+  mean = numbers.ours[('a', 'mean'), 'client_test_dice']
+  assert mean.mean == pytest.approx(50)
+  assert mean.deviation == pytest.approx(math.sqrt(2 * 20**2))
+  assert mean.count == 2
+  header, _, row = csv_rows.cells(experiment_numbers.to_markdown(numbers, show))
+  assert header == ['method', 'iid', 'skewed', 'mean']
+  assert row == ['a', '50.00 ± 42.43', '50.00 ± 14.14', '50.00 ± 28.28']
+
+
+@pytest.mark.parametrize(
+    'column, expected',
+    [
+        ('test_accuracy', 'Test accuracy, %'),
+        ('client_test_dice', 'Client test Dice, %'),
+        ('test_mean_iou', 'Test mean IoU, %'),
+        ('test_auc', 'Test AUC'),
+        ('train_loss', 'Train loss'),
+        ('megabytes', 'Megabytes'),
+    ],
+)
+def test_titles_of_columns(column, expected):
+  assert experiment_numbers.title(column) == expected
+
+
 def test_table_has_the_papers_number_in_parentheses():
   numbers = experiment_numbers.collect(
       _measured(a_iid=[0.5, 0.7], b_iid=[0.25], b_skewed=[math.nan]),

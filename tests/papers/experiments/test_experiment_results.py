@@ -300,18 +300,18 @@ def test_numbers_of_clients_are_those_of_an_evaluation(folder, tmp_path):
 
 def test_held_out_clients_are_shown(tmp_path):
   (tmp_path / 'held_out.csv').write_text(
-      'client,statistics,num_examples,accuracy,loss\n'
+      'client,statistics,num_examples,dice,loss\n'
       'a,averaged,4,0.25,1.5\na,reestimated,4,0.5,1.25\nb,averaged,0,,\n'
   )
   run = comparison.Run({'scheme': 'x'}, _Settings(3), 'x-seed3')
 
   measured = experiment_results.by_client(
-      run, tmp_path, ['held_out_averaged_accuracy', 'held_out_reestimated_loss']
+      run, tmp_path, ['held_out_averaged_dice', 'held_out_reestimated_loss']
   )
 
   labels = {'scheme': 'x', 'client': 'a'}
   assert measured == [
-      (labels, 3, 'held_out_averaged_accuracy', 0.25),
+      (labels, 3, 'held_out_averaged_dice', 0.25),
       (labels, 3, 'held_out_reestimated_loss', 1.25),
   ]
 

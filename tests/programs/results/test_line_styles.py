@@ -44,6 +44,13 @@ def test_other_lines_have_no_color_of_an_algorithm():
   assert len({style['color'] for style in styles.values()}) == 5
 
 
+def test_many_lines_of_repeated_algorithms_differ():
+  algorithms = ['centralized', 'fedavg', 'fedbn', 'silobn', 'single']
+  twice = {f'{name} {i}': name for name in ('fedtan', 'fbn') for i in (1, 2)}
+  styles = line_styles.choose([*algorithms, *twice], twice)
+  assert len({style['color'] for style in styles.values()}) == 9
+
+
 def test_colors_and_dashes_differ():
   assert len(set(line_styles.COLORS)) == len(line_styles.COLORS) == 7
   assert len(set(line_styles.DASHES)) == len(line_styles.DASHES) == 4
