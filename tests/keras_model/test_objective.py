@@ -51,6 +51,11 @@ def _nested():
   )
 
 
+def _dictionary_of_one():
+  x = keras.Input((4,))
+  return keras.Model(x, {'kind': layers.Dense(3, name='second')(x)})
+
+
 class _Unnamed(keras.Model):
 
   def __init__(self):
@@ -212,6 +217,27 @@ def test_labels_in_a_list_or_dictionary_of_one(as_list):
   np.testing.assert_allclose(found, loss(y, outputs))
 
 
+@pytest.mark.parametrize('nested', [False, True])
+def test_the_only_output_of_a_dictionary_has_its_key_as_name(nested):
+  """As in `compile`, which does not know it by the name of its layer."""
+  y = {'kind': tf.constant([2])} if nested else tf.constant([2])
+  spec = tf.TensorSpec((None,), tf.int32)
+  loss = {'kind': losses.SparseCategoricalCrossentropy(True)}
+  weights = {'kind': 0.5}
+  model = _model(
+      _dictionary_of_one,
+      (_X, {'kind': spec} if nested else spec),
+      loss,
+      loss_weights=weights,
+  )
+  keras_model = model.to_keras()
+  keras_model.compile(loss=loss, loss_weights=weights)
+  outputs = {'kind': tf.constant([[1.0, 2.0, 5.0]])}
+  np.testing.assert_allclose(
+      model.batch_loss(y, outputs), keras_model.compute_loss(None, y, outputs)
+  )
+
+
 @pytest.mark.parametrize(
     'labels',
     [
@@ -307,6 +333,24 @@ def _both(**losses_of):
             (_X, _LABELS['kind']),
             dict(loss={'other': _CROSS_ENTROPY}),
             "loss_fn has the entry 'other', but the output .* is 'logits'",
+        ),
+        (
+            _dictionary_of_one,
+            (_X, _LABELS['kind']),
+            dict(loss={'second': _CROSS_ENTROPY}),
+            "loss_fn has the entry 'second', but the output .* is 'kind'",
+        ),
+        (
+            _dictionary,
+            (_X, _LABELS),
+            _both(first='mse', kind=_CROSS_ENTROPY),
+            "loss_fn has the entry 'first', but .* are 'kind', 'value'",
+        ),
+        (
+            _list,
+            (_X, [_LABELS['value']]),
+            _both(),
+            "loss of the output 'kind' needs labels",
         ),
         (
             _dictionary,
