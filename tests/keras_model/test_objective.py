@@ -165,6 +165,13 @@ def test_a_single_loss_is_the_loss_of_each_output():
   assert list(model.metric_shapes) == ['output_1_loss', 'output_2_loss']
 
 
+class _NoWeights(losses.Loss):
+  """A loss that takes no weights of examples."""
+
+  def __call__(self, y_true, y_pred):
+    return keras.ops.mean(y_pred)
+
+
 class _Difference(losses.Loss):
   """A loss of two outputs together."""
 
@@ -242,7 +249,7 @@ def test_the_only_output_of_a_dictionary_has_its_key_as_name(nested):
     'labels',
     [
         tf.constant([2, 0, 1, 1]),
-        tf.constant([[2.0], [0.0], [1.0], [1.0]]),
+        tf.constant([[1.9999], [0.0], [1.0], [0.9999]]),  # As in Keras.
         tf.one_hot([2, 0, 1, 1], 3),
     ],
     ids=['vector', 'column', 'one_hot'],
@@ -250,6 +257,13 @@ def test_the_only_output_of_a_dictionary_has_its_key_as_name(nested):
 def test_weights_of_classes(labels):
   found = objective.class_weights(labels, [1.0, 0.5, 4.0])
   np.testing.assert_array_equal(found, [4.0, 1.0, 0.5, 0.5])
+
+
+def test_checked_weights_of_classes():
+  specs = Batch(_X, _LABELS['kind'])
+  assert objective.check_class_weight({1: 2, 0: 0}, specs) == [0.0, 2.0]
+  with pytest.raises(ValueError, match='has the weight True'):
+    objective.check_class_weight({0: True}, specs)
 
 
 def _both(**losses_of):
@@ -333,6 +347,12 @@ def _both(**losses_of):
             (_X, _LABELS['kind']),
             dict(loss={'other': _CROSS_ENTROPY}),
             "loss_fn has the entry 'other', but the output .* is 'logits'",
+        ),
+        (
+            _single,
+            (_X, _LABELS['kind'], _WEIGHT),
+            dict(loss=_NoWeights()),
+            'cannot be computed .*unexpected keyword argument .sample_weight',
         ),
         (
             _dictionary_of_one,
