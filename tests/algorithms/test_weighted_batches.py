@@ -108,7 +108,9 @@ class TestSeveralOutputs:
       del train[name], history[name]
     _assert_equal_metrics(train, history)
 
-  @pytest.mark.parametrize('moments', ['two_pass', 'fused'])
+  @pytest.mark.parametrize(
+      'moments', ['two_pass', pytest.param('fused', marks=pytest.mark.slow)]
+  )
   def test_fedtan_equals_the_step_on_the_union(self, moments):
     keras_model = _compiled_heads()
     clients = [_heads_data(size, seed) for seed, size in enumerate((5, 9))]
