@@ -452,15 +452,16 @@ def describe_evaluation(evaluations: Sequence[Evaluation]) -> str:
 
 
 def _mean_metrics(evaluations: Sequence[Evaluation]) -> dict[str, float]:
-  """Returns the means of metrics; the loss is first, as in metrics.csv."""
+  """Returns the means of metrics; the loss is first, as in metrics.csv.
+
+  As there, an evaluation for which a metric is NaN, because it is undefined,
+  does not count in its mean. Any NaN counts in the loss.
+  """
   if not evaluations:
     return {}
   *names, loss = evaluations[0].metrics
+  found = pd.DataFrame([row.metrics for row in evaluations])
   return {
-      name: statistics.fmean(
-          number
-          for row in evaluations
-          if (number := row.metrics[name]) is not None
-      )
-      for name in (loss, *names)
+      loss: found[loss].mean(skipna=False),
+      **{name: found[name].mean() for name in names},
   }

@@ -133,7 +133,9 @@ def _part(before, after, positions):
   ]
 
 
-def _numpy_fed_rep(weights, batches, head=_HEAD, head_steps=None):
+def _numpy_fed_rep(
+    weights, batches, head=_HEAD, head_steps=None, local_epochs=1
+):
   """Trains the head, then the other variables, in NumPy."""
   body = set(range(8)) - set(head)
   head_batches = batches
@@ -144,7 +146,9 @@ def _numpy_fed_rep(weights, batches, head=_HEAD, head_steps=None):
       weights, head_batches, gradients_fn=reference.without(body)
   )
   weights = _part(weights, after, head)
-  after, _, _ = train(weights, batches, gradients_fn=reference.without(head))
+  after, _, _ = train(
+      weights, batches * local_epochs, gradients_fn=reference.without(head)
+  )
   return _part(weights, after, body)
 
 
@@ -152,7 +156,8 @@ def _numpy_fed_rep(weights, batches, head=_HEAD, head_steps=None):
     ('options', 'head'),
     [
         ({}, _HEAD),
-        (dict(head_steps=5), _HEAD),
+        # Epochs are of the second phase only.
+        (dict(head_steps=5, local_epochs=2), _HEAD),
         # The statistics of this batch normalization change with the head only.
         (dict(head_layers='norm|logits'), (2, 3, 4, 5, 6, 7)),
     ],
@@ -162,9 +167,8 @@ def test_rounds_of_fed_rep_equal_numpy(toy, options, head):
   model, process = client_rounds.toy_process(
       'build_fed_rep', momentum=0.5, **options
   )
-  train = functools.partial(
-      _numpy_fed_rep, head=head, head_steps=options.get('head_steps')
-  )
+  options = {k: v for k, v in options.items() if k != 'head_layers'}
+  train = functools.partial(_numpy_fed_rep, head=head, **options)
   _check_rounds(toy, model, process, head, train)
 
 
@@ -494,6 +498,19 @@ def test_ditto_keeps_the_models_of_clients_without_update(toy):
   training.next_round(client_rounds.datasets_without_update(toy))
   for found, truth in zip(training.client_weights(model), before, strict=True):
     client_rounds.assert_same(found, truth)
+
+
+def test_ditto_keeps_a_personal_model_if_one_of_the_trainings_fails(toy):
+  model, process = _ditto()
+  state = process.initialize()
+  weights = model.from_model_weights(model.initial_weights)
+  huge = process.set_model_weights(
+      state, model.to_model_weights([1e200 * w for w in weights])
+  )
+  for server, client in ((state, huge), (huge, state)):
+    own = process.initialize_client(client)
+    output = process.next(server, [own], [toy.dataset(8, 0)])
+    client_rounds.assert_same(output.client_states[0], own)
 
 
 def test_a_correction_of_ditto_corrects_the_servers_model(toy):

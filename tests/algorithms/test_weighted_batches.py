@@ -108,7 +108,9 @@ class TestSeveralOutputs:
       del train[name], history[name]
     _assert_equal_metrics(train, history)
 
-  @pytest.mark.parametrize('moments', ['two_pass', 'fused'])
+  @pytest.mark.parametrize(
+      'moments', ['two_pass', pytest.param('fused', marks=pytest.mark.slow)]
+  )
   def test_fedtan_equals_the_step_on_the_union(self, moments):
     keras_model = _compiled_heads()
     clients = [_heads_data(size, seed) for seed, size in enumerate((5, 9))]
@@ -287,6 +289,30 @@ class TestWeightsOfClients:
         found.trainable, keras_model.trainable_weights, strict=True
     ):
       np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-6)
+
+  def test_fedtan_gives_a_client_without_data_no_weight(self):
+    """Its step is on an example of class 0, whose weight is not 0."""
+    keras.utils.set_random_seed(0)
+    clients = [_classes_data(4, seed).batch(4) for seed in range(2)]
+    model = BatchNormModel(
+        _classifier,
+        clients[0].element_spec,
+        _cross_entropy,
+        class_weight={0: 5.0, 1: 1.0, 2: 2.0},
+    )
+    process = algorithms.build_fedtan(
+        model, _SGD, local_steps=1, client_weighting='sample_weights'
+    )
+    expected, found = (
+        model.from_model_weights(
+            process.get_model_weights(
+                process.next(process.initialize(), data).state
+            )
+        )
+        for data in (clients, [*clients, clients[0].take(0)])
+    )
+    for value, truth in zip(found, expected, strict=True):
+      np.testing.assert_allclose(value, truth, rtol=1e-6, atol=1e-7)
 
   def test_negative_sum_drops_a_client(self):
     clients = self._clients((6.0, -2.0))

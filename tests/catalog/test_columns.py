@@ -39,3 +39,10 @@ def test_numbers_and_shares():
   assert tasks.kind('dice').text(0.12345) == '12.3'
   assert mae.higher_is_better is False and r2.higher_is_better
   assert mae.range == (None, None) and r2.range == (None, 1)
+
+
+def test_directions():
+  kinds = [metric.kind for metric in tasks.METRICS.values()]
+  lower = {kind.name for kind in kinds if not kind.higher_is_better}
+  assert lower == {'mae', 'rmse'}
+  assert columns.LOSS.higher_is_better is False

@@ -82,6 +82,28 @@ def test_findings_are_independent():
   assert (y.sum(axis=1) > 2).any()
 
 
+def test_labels_name_the_findings():
+  dataset = tff_bn_data.load_dataset('findings')
+  # The pictures of a scanner with much contrast that have one finding.
+  chosen = (dataset.domain_train == dataset.domain_names.index('contrasty')) & (
+      dataset.y_train.sum(axis=1) == 1
+  )
+  bright = dataset.x_train[chosen, ..., 0] > 0.4
+  # Pairs of bright neighbors.
+  vertical = (bright[:, 1:] & bright[:, :-1]).sum(axis=(1, 2))
+  horizontal = (bright[:, :, 1:] & bright[:, :, :-1]).sum(axis=(1, 2))
+  found = {
+      name: (vertical[is_kind].mean(), horizontal[is_kind].mean())
+      for name, is_kind in zip(
+          dataset.class_names, dataset.y_train[chosen].T == 1
+      )
+  }
+  down, right = found.pop('stripes')
+  assert down > 15 > 3 > right
+  line, spot, ring = (found[name] for name in ('line', 'spot', 'ring'))
+  assert max(line) < 3 < min(spot) < max(spot) < 10 < min(ring)
+
+
 def test_frequencies_tell_motions_apart_within_a_domain():
   dataset = tff_bn_data.load_dataset('sensor_windows')
   x_train, x_test = (

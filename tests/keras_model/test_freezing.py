@@ -61,6 +61,14 @@ def test_paths():
   assert 'backbone/relu' in paths and len(set(paths)) == len(paths)
 
 
+def test_a_layer_in_two_places_is_listed_once():
+  inner = _LAYERS.Dense(2, name='inner')
+  wrapper = _LAYERS.TimeDistributed(inner, name='wrapper')
+  model = keras.Sequential([keras.Input((5, 2)), inner, wrapper])
+  paths = [path for path, x in freezing.layer_paths(model) if x.weights]
+  assert paths == ['inner', 'wrapper']
+
+
 _BACKBONE = {path for path in _ALL if path.startswith('backbone')}
 
 

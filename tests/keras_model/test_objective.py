@@ -51,6 +51,11 @@ def _nested():
   )
 
 
+def _dictionary_of_one():
+  x = keras.Input((4,))
+  return keras.Model(x, {'kind': layers.Dense(3, name='second')(x)})
+
+
 class _Unnamed(keras.Model):
 
   def __init__(self):
@@ -160,6 +165,13 @@ def test_a_single_loss_is_the_loss_of_each_output():
   assert list(model.metric_shapes) == ['output_1_loss', 'output_2_loss']
 
 
+class _NoWeights(losses.Loss):
+  """A loss that takes no weights of examples."""
+
+  def __call__(self, y_true, y_pred):
+    return keras.ops.mean(y_pred)
+
+
 class _Difference(losses.Loss):
   """A loss of two outputs together."""
 
@@ -212,11 +224,32 @@ def test_labels_in_a_list_or_dictionary_of_one(as_list):
   np.testing.assert_allclose(found, loss(y, outputs))
 
 
+@pytest.mark.parametrize('nested', [False, True])
+def test_the_only_output_of_a_dictionary_has_its_key_as_name(nested):
+  """As in `compile`, which does not know it by the name of its layer."""
+  y = {'kind': tf.constant([2])} if nested else tf.constant([2])
+  spec = tf.TensorSpec((None,), tf.int32)
+  loss = {'kind': losses.SparseCategoricalCrossentropy(True)}
+  weights = {'kind': 0.5}
+  model = _model(
+      _dictionary_of_one,
+      (_X, {'kind': spec} if nested else spec),
+      loss,
+      loss_weights=weights,
+  )
+  keras_model = model.to_keras()
+  keras_model.compile(loss=loss, loss_weights=weights)
+  outputs = {'kind': tf.constant([[1.0, 2.0, 5.0]])}
+  np.testing.assert_allclose(
+      model.batch_loss(y, outputs), keras_model.compute_loss(None, y, outputs)
+  )
+
+
 @pytest.mark.parametrize(
     'labels',
     [
         tf.constant([2, 0, 1, 1]),
-        tf.constant([[2.0], [0.0], [1.0], [1.0]]),
+        tf.constant([[1.9999], [0.0], [1.0], [0.9999]]),  # As in Keras.
         tf.one_hot([2, 0, 1, 1], 3),
     ],
     ids=['vector', 'column', 'one_hot'],
@@ -224,6 +257,13 @@ def test_labels_in_a_list_or_dictionary_of_one(as_list):
 def test_weights_of_classes(labels):
   found = objective.class_weights(labels, [1.0, 0.5, 4.0])
   np.testing.assert_array_equal(found, [4.0, 1.0, 0.5, 0.5])
+
+
+def test_checked_weights_of_classes():
+  specs = Batch(_X, _LABELS['kind'])
+  assert objective.check_class_weight({1: 2, 0: 0}, specs) == [0.0, 2.0]
+  with pytest.raises(ValueError, match='has the weight True'):
+    objective.check_class_weight({0: True}, specs)
 
 
 def _both(**losses_of):
@@ -316,6 +356,30 @@ def _both(**losses_of):
             (_X, _LABELS['kind']),
             dict(loss={'other': _CROSS_ENTROPY}),
             "loss_fn has the entry 'other', but the output .* is 'logits'",
+        ),
+        (
+            _single,
+            (_X, _LABELS['kind'], _WEIGHT),
+            dict(loss=_NoWeights()),
+            'cannot be computed .*unexpected keyword argument .sample_weight',
+        ),
+        (
+            _dictionary_of_one,
+            (_X, _LABELS['kind']),
+            dict(loss={'second': _CROSS_ENTROPY}),
+            "loss_fn has the entry 'second', but the output .* is 'kind'",
+        ),
+        (
+            _dictionary,
+            (_X, _LABELS),
+            _both(first='mse', kind=_CROSS_ENTROPY),
+            "loss_fn has the entry 'first', but .* are 'kind', 'value'",
+        ),
+        (
+            _list,
+            (_X, [_LABELS['value']]),
+            _both(),
+            "loss of the output 'kind' needs labels",
         ),
         (
             _dictionary,

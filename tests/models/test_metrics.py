@@ -138,20 +138,20 @@ def test_models_take_all_metrics(name, task, num_outputs):
 
 
 @pytest.mark.parametrize(
-    'name,task,num_outputs,weights',
+    'name,task,num_outputs',
     [
-        (name, task, num_outputs, weights)
-        for name, task, num_outputs in _CASES
-        for weights in [(2, 0, 1)]
+        case
+        for case in _CASES
         if isinstance(
-            tasks.METRICS[name].load()(task, num_outputs),
+            _build(*case),
             (metrics.ClassScore, metrics.AreaUnderCurve, metrics.R2),
         )
     ],
 )
-def test_weights_repeat_examples(name, task, num_outputs, weights):
+def test_weights_repeat_examples(name, task, num_outputs):
   y, outputs = _data(task, num_outputs)
-  repeats = np.resize(weights, _N)
+  # Their sum is not the number of examples.
+  repeats = np.resize((2, 0, 3), _N)
   weighted, repeated = (_build(name, task, num_outputs) for _ in range(2))
   weighted.update_state(y, outputs, sample_weight=repeats)
   repeated.update_state(
@@ -223,6 +223,11 @@ def test_constant_targets_have_no_r2():
   assert float(metric.result()) == pytest.approx(1 - 3 / 2, abs=1e-6)
   constant = _build('r2', tasks.REGRESSION, 1)
   constant.update_state(y[:, :1], y[:, :1])
+  assert np.isnan(constant.result())
+  # The sums of these weighted numbers are rounded.
+  constant.reset_state()
+  y = np.full((3, 1), 0.7, np.float32)
+  constant.update_state(y, y + 1, sample_weight=np.float32([0.1, 0.7, 0.3]))
   assert np.isnan(constant.result())
 
 

@@ -41,6 +41,12 @@ def test_names():
   assert [m.name for m in found] == ['rmse', 'r2']
 
 
+def test_metrics_get_the_number_of_outputs():
+  (f1,) = objectives.metrics_fn(tasks.MULTILABEL, 3, ['f1'])()
+  f1.update_state(np.eye(3), np.eye(3))
+  assert float(f1.result()) == 1
+
+
 def test_users_functions():
   loss = objectives.loss_fn(tasks.REGRESSION, f'{__name__}:my_loss')()
   assert isinstance(loss, keras.losses.LogCosh)

@@ -33,6 +33,16 @@ def test_any_series(steps, features, num_outputs):
   assert lengths == [steps, -(-steps // 2), -(-steps // 4)]
 
 
+def test_logits_are_of_the_mean_over_time():
+  model = models.build_model_fn('conv1d', (8, 2), 3)()
+  last = model.get_layer('logits')
+  x = np.random.default_rng(0).normal(size=(2, 8, 2)).astype(np.float32)
+  features = keras.Model(model.input, model.get_layer('relu_3').output)(x)
+  np.testing.assert_allclose(
+      model(x), np.mean(features, axis=1) @ last.kernel + last.bias, atol=1e-6
+  )
+
+
 def test_other_normalizations():
   for normalization, kind in (
       ('group2', keras.layers.GroupNormalization),

@@ -57,6 +57,18 @@ def test_resolutions():
     assert sizes[f'up_{level}_relu_2'] == size
 
 
+def test_normalization_is_between_convolution_and_relu():
+  model = build_unet((4, 4, 1), 2)
+  norms = layers.batch_norm_layers(model)
+  for norm in norms:
+    conv, relu = (
+        model.get_layer(norm.name.replace('norm', kind))
+        for kind in ('conv', 'relu')
+    )
+    assert norm.input is conv.output and relu.input is norm.output
+  assert len(norms) == 10
+
+
 def test_skip_connections_align_pixels():
   """What is concatenated comes from the same place of the image."""
   model = build_unet((9, 7, 1), 1, normalization='none')

@@ -192,12 +192,10 @@ def _by_output(
         f'{argument} has {len(flat)} entries, but the model has one output, or'
         ' y is a single tensor for all of its outputs.'
     )
-  if isinstance(values, Mapping) and set(values) != {
-      output.layer or next(iter(output.path), '')
-  }:
+  if isinstance(values, Mapping) and set(values) != {output.key}:
     raise ValueError(
         f'{argument} has the entry {next(iter(values))!r}, but the output of'
-        f' the model is {output.layer!r}.'
+        f' the model is {output.key!r}.'
     )
   return flat
 

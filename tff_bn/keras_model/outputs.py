@@ -19,13 +19,14 @@ class Output(NamedTuple):
     name: Its name; empty if the model has no other output, or if it stands for
       all outputs together.
     path: The keys and positions that lead to it in the model's output.
-    layer: The name of the layer, if Keras knows it: a second name.
+    key: The name in dictionaries of a model's only output: its own key, or the
+      name of its layer if Keras knows it. Empty for other outputs.
     spec: The spec of a batch, or of all outputs.
   """
 
   name: str
   path: tuple[str | int, ...]
-  layer: str
+  key: str
   spec: Any
 
   @property
@@ -48,10 +49,8 @@ class Output(NamedTuple):
     if not self.name:
       flat = tf.nest.flatten(structure)
       return flat[0] if len(flat) == 1 else structure
-    if isinstance(structure, Mapping):
-      for name in (self.name, self.layer):
-        if name in structure:
-          return structure[name]
+    if isinstance(structure, Mapping) and self.name in structure:
+      return structure[self.name]
     for key in self.path:
       is_there = (
           key in structure
@@ -81,16 +80,17 @@ def find(model: keras.Model, spec: Any, y_spec: Any) -> tuple[Output, ...]:
     layers = [''] * len(leaves)
   if len(leaves) == 1:
     path, leaf = leaves[0]
-    return (Output('', path, layers[0], leaf),)
+    key = path[0] if path and isinstance(path[0], str) else layers[0]
+    return (Output('', path, key, leaf),)
   if not tf.nest.is_nested(y_spec):
     return (Output('', (), '', spec),)
   is_list = isinstance(spec, Sequence)
   return tuple(
       Output(
+          # Keras sorts the names of a dictionary's outputs otherwise.
           layer if is_list and layer else _name(path),
           path,
-          # Keras sorts the names of a dictionary's outputs otherwise.
-          layer if is_list else '',
+          '',
           leaf,
       )
       for (path, leaf), layer in zip(leaves, layers, strict=True)
@@ -143,7 +143,7 @@ def assign(argument: str, values: Any, outputs: Sequence[Output]) -> list[Any]:
   names = [output.name for output in outputs]
   is_flat = all(len(output.path) == 1 for output in outputs)
   if isinstance(values, Mapping):
-    known = {name for o in outputs for name in (o.name, o.layer, *o.path[:1])}
+    known = {name for o in outputs for name in (o.name, *o.path[:1])}
     unknown = [key for key in values if key not in known]
     if unknown:
       raise ValueError(

@@ -31,7 +31,7 @@ def find(model: BatchNormModel, head_layers: Optional[str]) -> str:
   paths = [
       v.path
       for v in model.variables
-      if v.trainable and v.role is Role.KERNEL and len(v.shape) > 1
+      if v.role is Role.KERNEL and len(v.shape) > 1
   ]
   if not paths:
     raise ValueError(

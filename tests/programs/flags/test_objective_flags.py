@@ -63,6 +63,10 @@ def _settings(*arguments):
         # The labels of the default dataset are classes.
         (['--metrics=mae'], '--metrics=mae is for regression, but the task is'),
         (['--loss=dice'], '--loss=dice is for segmentation, but the task is'),
+        (
+            ['--dataset=diabetes', '--split=iid', '--class_weight=balanced'],
+            '--class_weight=balanced needs one class for each sample',
+        ),
         (['--loss=no_module:loss'], '--loss=no_module:loss: '),
         (
             [f'--loss={__name__}:no_loss'],

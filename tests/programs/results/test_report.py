@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+import math
 
 import csv_rows
 import example_runs
@@ -377,3 +378,19 @@ def test_evaluations_of_other_metrics():
   titles, _, first, *_ = csv_rows.cells(report.evaluation_table(rows))
   assert titles[3:] == ['MAE', 'Loss'] and first[3:] == ['0.500', '0.2500']
   assert 'loss 0.5000, mae 0.5000' in report.describe_evaluation(rows)
+
+
+def test_clients_for_which_a_metric_is_undefined_do_not_count():
+  """As in metrics.csv; the loss of a client is always defined."""
+
+  def describe(*numbers):
+    rows = [
+        report.Evaluation('global', str(n), 4, dict(auc=auc, f1=nan, loss=loss))
+        for n, (auc, loss) in enumerate(numbers)
+    ]
+    return report.describe_evaluation(rows)
+
+  nan = math.nan
+  found = describe((0.5, 1.0), (nan, 2.0), (1.0, 3.0))
+  assert 'loss 2.0000, auc 0.7500, f1 nan' in found
+  assert 'loss nan, auc 0.5000' in describe((0.5, 1.0), (nan, nan))
