@@ -99,8 +99,8 @@ def test_fedtan_makes_the_step_of_the_union(name, policy):
   )
 
 
-# Each model in each precision, with the algorithms in turn. The tests above have
-# fed_avg and fedtan without mixed precision, and FedTAN refuses float16.
+# Each model in each precision, with the algorithms in turn. The tests above
+# have fed_avg and fedtan in float32, and FedTAN refuses float16.
 _ALGORITHMS = {
     'float32': ('fed_bn', 'fbn'),
     'mixed_bfloat16': ('fed_avg', 'fed_bn', 'fedtan', 'fbn'),
