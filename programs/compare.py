@@ -323,6 +323,14 @@ def _read_results(
             run.labels[axes_lib.ALGORITHM]: run.settings.algorithm
             for run in comparison.runs
         },
+        next(
+            (
+                run.settings.local_layers
+                for run in comparison.runs
+                if run.settings.local_layers is not None
+            ),
+            None,
+        ),
     )
   return _Results(
       runs,

@@ -22,6 +22,7 @@ from absl import flags
 from absl import logging
 
 import tff_bn
+from tff_bn.catalog import value_types
 from tff_bn.imports import dependencies
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli import flag_names
@@ -161,10 +162,11 @@ def refuse_code(
   code = named_code.find(of_run, types)
   if code is not None:
     name, text = code
+    words = types.get(name, value_types.TEXT).code_words
     raise UsageError(
-        f'{origin(name)}{text} names code that is not part of tff_bn.'
-        ' It is not run, because only the flags.txt of a run names it, which'
-        f" may be somebody else's. If you trust it, {remedy}."
+        f'{origin(name)}{text} {words}. It is not run, because only the'
+        " flags.txt of a run names it, which may be somebody else's. If you"
+        f' trust it, {remedy}.'
     )
 
 

@@ -45,6 +45,8 @@ _FACTS = {
     'model': 'Model',
     'initial_model': 'Initial model',
     'frozen_layers': 'Frozen layers',
+    'local_layers': 'Local layers',
+    'head_layers': 'Layers of the head',
     'normalization': 'Normalization',
     'loss': 'Loss',
     'class_weight': 'Weights of the classes',

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 import math
 import types
+from typing import Optional
 
 import pandas as pd
 
@@ -12,6 +13,7 @@ from tff_bn.programs.results import report
 from tff_bn.training import measures
 
 _REFERENCE = 'centralized'
+_LOCAL_LAYERS = algorithms.LOCAL_LAYERS.name
 # The main metric on the whole test set, and on the clients' own test data.
 _WHOLE = 'whole'
 _OWN = 'own'
@@ -27,6 +29,7 @@ def describe(
     varied: Sequence[str],
     flags: Sequence[str] = (),
     names: Mapping[str, str] = types.MappingProxyType({}),
+    local_layers: Optional[str] = None,
 ) -> list[str]:
   """Describes each row of a table of algorithms.
 
@@ -36,6 +39,7 @@ def describe(
     flags: The names of further flags in which the rows can differ.
     names: The names that `--algorithm` takes by the labels of the rows, where
       they differ.
+    local_layers: The value of `--local_layers`, of the algorithms that have it.
 
   Returns:
     For each algorithm, what it does with batch normalization and against the
@@ -64,6 +68,8 @@ def describe(
     what = algorithm.description
     if algorithm.correction is not None:
       what += f'; {algorithm.correction.description}'
+    if local_layers is not None and algorithm.has(_LOCAL_LAYERS):
+      what += f'; the layers {local_layers} stay with the clients'
     sentences.append(
         f'{name}: {what}{settings}'
         + ''.join(

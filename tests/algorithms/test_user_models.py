@@ -1,6 +1,5 @@
 """Tests that models of many kinds train as with Keras, in every algorithm."""
 
-
 import client_rounds
 import keras
 import numpy as np

@@ -102,9 +102,10 @@ def test_flags(finished):
 
 
 def test_evaluation_needs_trust(run, capsys):
-  folder, _ = run
+  folder, file = run
   assert evaluate.run([f'--run={folder}']) == 2
-  assert '--initial_model=' in (error := capsys.readouterr().err)
+  error = capsys.readouterr().err
+  assert f'--initial_model={file} is a model file, which can contain' in error
   assert '--trust_run' in error
   assert evaluate.run([f'--run={folder}', '--trust_run']) == 0
   first, *_ = csv_rows.read(folder / 'evaluation.csv')

@@ -20,7 +20,14 @@ SMALLEST_FLOAT = 2.0**-126
 
 
 class ValueType(abc.ABC):
-  """A set of values."""
+  """A set of values.
+
+  Attributes:
+    code_words: What a value for which `names_code` is true does: the predicate
+      of a sentence whose subject is the option.
+  """
+
+  code_words: str = 'names code that is not part of tff_bn'
 
   @abc.abstractmethod
   def parse(self, text: Any) -> Any:
@@ -228,6 +235,8 @@ class RegularExpression(Text):
 
 class KerasFile(Text):
   """Paths of `.keras` files of the user, which can contain code."""
+
+  code_words = 'is a model file, which can contain code'
 
   def parse(self, text):
     """See the base class."""

@@ -54,6 +54,14 @@ def test_distance_to_centralized_training():
   }
 
 
+def test_local_layers():
+  rows = [_row('fedavg', 0.5), _row('fedper', 0.5)]
+  fedavg, fedper = _describe(rows, ['algorithm'], (), {}, 'top.*')
+  assert '; the layers top.* stay with the clients' in fedavg
+  # It has a head instead.
+  assert 'top.*' not in fedper
+
+
 def test_models_that_know_their_own_data_only():
   own = (
       "the clients' own models classify 100.0% of their own test data but"
