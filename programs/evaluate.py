@@ -43,6 +43,14 @@ def define_flags(
   return groups
 
 
+def _other_work(flags: command_line.ParsedFlags) -> Optional[str]:
+  """Returns the flag that asks for something else than an evaluation."""
+  for name in ('export_client', 'predict'):
+    if getattr(flags, name) is not None:
+      return name
+  return None
+
+
 class Request(NamedTuple):
   """What is evaluated: the run's settings, with the flags of the data.
 
@@ -60,6 +68,7 @@ def read_request(flags: command_line.ParsedFlags) -> Request:
     ValueError: If `--run` isn't the folder of a run, or the data flags
       contradict its flags.
   """
+  run_flags.EvaluationFlags.check(flags)
   if flags.run is None:
     raise ValueError('--run=FOLDER is missing: the run to be evaluated.')
   folder = pathlib.Path(flags.run).expanduser()
@@ -81,11 +90,12 @@ def read_request(flags: command_line.ParsedFlags) -> Request:
     )
   given: dict[str, str] = {}
   for name in ('reestimate_statistics', *data_flags.DataFlags.specs()):
-    if flags.export_client is not None:
+    other = _other_work(flags)
+    if other is not None:
       flags.refuse_unless_overruled(
           name,
-          'export_client',
-          'has no effect with --export_client, which evaluates nothing',
+          other,
+          f'has no effect with --{other}, which evaluates nothing',
       )
     elif name != 'reestimate_statistics' and flags.is_given(name):
       given[name] = parsers.to_text(getattr(flags, name))
@@ -115,7 +125,7 @@ def read_request(flags: command_line.ParsedFlags) -> Request:
 
 
 def main(flags: command_line.ParsedFlags) -> None:
-  """Evaluates a run, or exports models of its clients."""
+  """Evaluates a run, exports models of its clients, or predicts."""
   with contextlib.ExitStack() as stack:
     with command_line.checking_input():
       request = read_request(flags)
@@ -129,6 +139,8 @@ def main(flags: command_line.ParsedFlags) -> None:
       stack.enter_context(folder_lock.hold(run, shared=True))
     if flags.export_client is not None:
       _export(request.settings, run, folder, flags.export_client)
+    elif flags.predict is not None:
+      _predict(request.settings, run, folder, flags.predict, flags.client)
     else:
       evaluate(
           request.settings,
@@ -274,6 +286,37 @@ def _export(
     print('\n'.join(f'  {line}' for line in code))
 
 
+def _predict(
+    settings: settings_lib.RunSettings,
+    run: pathlib.Path,
+    folder: pathlib.Path,
+    paths: Sequence[str],
+    client: Optional[str],
+) -> None:
+  """Writes predictions for files, and prints the first ones."""
+  dependencies.require_tff()
+  from tff_bn.programs.runs import run_building
+  from tff_bn.programs.testing import predictions
+
+  with command_line.checking_input():
+    saved, model = run_building.load_models(settings, run)
+    predictions.check_task(saved.manifest['task'], run)
+    predictions.check_client(saved, client, run)
+    samples = predictions.read(
+        paths, saved.manifest, settings.parsed_image_size
+    )
+  outputs = predictions.predict(saved, model, client, samples)
+  folder.mkdir(parents=True, exist_ok=True)
+  path = folder / run_folder.PREDICTIONS
+  predicted = predictions.write(path, samples, outputs, saved.manifest)
+  for sample, text in zip(samples[:_MAX_PRINTED_ROWS], predicted):
+    row = f', row {sample.row}' if sample.row else ''
+    print(f'{sample.file}{row}: {text}')
+  if len(samples) > _MAX_PRINTED_ROWS:
+    print(f'… and {len(samples) - _MAX_PRINTED_ROWS} more in the table.')
+  print(f'\nTable: {path}')
+
+
 def _check_client(
     client_id: str, known: Sequence[str], run: pathlib.Path
 ) -> None:
@@ -298,7 +341,8 @@ PROGRAM = command_line.Program(
         ' uses. The data is the data of the run unless flags change it; a'
         ' client that did not train is --dataset=domains:NAME=DATASET.'
         f' {run_folder.EVALUATION} keeps evaluations on other data. With'
-        " --export_client, writes clients' models as Keras files instead."
+        " --export_client, writes clients' models as Keras files instead, and"
+        ' with --predict the predictions of a model for files.'
     ),
     examples=(
         'tff-bn-evaluate --run=runs/train',
@@ -306,6 +350,7 @@ PROGRAM = command_line.Program(
         ' --reestimate_statistics',
         'tff-bn-evaluate --run=runs/fedbn --dataset=domains:paris=folder:paris',
         'tff-bn-evaluate --run=runs/fedbn --export_client=client_3,client_7',
+        'tff-bn-evaluate --run=runs/fedbn --client=paris --predict=a.png,b.png',
     ),
     define_flags=define_flags,
     main=main,

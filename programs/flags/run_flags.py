@@ -6,6 +6,7 @@ from tff_bn.catalog import algorithms
 from tff_bn.catalog import parts
 from tff_bn.catalog import value_types
 from tff_bn.catalog.options import OWN_NAME
+from tff_bn.catalog.options import Condition
 from tff_bn.catalog.options import Option
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli import named_code
@@ -113,9 +114,33 @@ _EVALUATION = (
         default_text='none',
     ),
     Option(
+        'predict',
+        value_types.List(value_types.TEXT),
+        'Files, separated by commas: pictures (PNG or JPEG), CSV tables for a'
+        ' run on a table, or arrays of samples (.npy). The program writes the'
+        f" model's predictions for them into {run_folder.PREDICTIONS}, and"
+        ' evaluates nothing',
+        default_text='none',
+        excludes='export_client',
+    ),
+    Option(
+        'client',
+        value_types.TEXT,
+        'Id of the client whose own model predicts',
+        default_text='the global model',
+        conditions=(
+            Condition(
+                'predict',
+                lambda options: options.predict is not None,
+                'has an effect with --predict only',
+            ),
+        ),
+    ),
+    Option(
         'output_dir',
         value_types.TEXT,
-        f'Folder for {run_folder.EVALUATION} and {run_folder.EXPORTED}/',
+        f'Folder for {run_folder.EVALUATION}, {run_folder.EXPORTED}/ and'
+        f' {run_folder.PREDICTIONS}',
         default_text="the run's",
     ),
 )

@@ -45,6 +45,7 @@ EXPERIMENT_CSV = 'experiment.csv'
 EXPERIMENT_MARKDOWN = 'experiment.md'
 ANALYSES = 'analyses'
 EVALUATION = 'evaluation.csv'
+PREDICTIONS = 'predictions.csv'
 # The tests on clients that took no part in training.
 HELD_OUT_CSV = 'held_out.csv'
 HELD_OUT_MARKDOWN = 'held_out.md'
@@ -78,6 +79,7 @@ _CHECKPOINT_NAME = re.compile('round_([0-9]+)')
 _FILES = (
     *run_entries.FILES,
     *(TIMING, HELD_OUT_CSV, HELD_OUT_MARKDOWN, REPORT, EVALUATION),
+    PREDICTIONS,
     *(RESULTS_CSV, RESULTS_MARKDOWN, EXPERIMENT_CSV, EXPERIMENT_MARKDOWN),
     *(NORMALIZATION_ERROR_CSV, NORMALIZATION_ERROR_BY_ROUND_CSV),
     *(NORMALIZATION_ERROR_MARKDOWN, 'fedbn_toy.csv', 'fedbn_toy.md'),

@@ -101,7 +101,7 @@ def _read_csv(
   memory.check_fits(
       f'{source}: the files of {path!r}', sum(map(os.path.getsize, files))
   )
-  parts = [_read_csv_file(source, file) for file in files]
+  parts = [read_csv_file(source, file) for file in files]
   for file, part in zip(files, parts):
     if set(part.columns) != set(parts[0].columns):
       different = sorted(set(part.columns) ^ set(parts[0].columns))
@@ -116,7 +116,8 @@ def _read_csv(
   return pd.concat(parts, ignore_index=True), clients
 
 
-def _read_csv_file(source: str, file: str) -> pd.DataFrame:
+def read_csv_file(source: str, file: str) -> pd.DataFrame:
+  """Reads a CSV file; a `ValueError` begins with `source`."""
   # Reading from a pipe may last forever.
   if not os.path.isfile(file):
     raise ValueError(f'{source}: {file!r} is no regular file.')
