@@ -86,6 +86,19 @@ def test_a_table(table_run, tmp_path, capsys):
   exec(textwrap.dedent(f'{" " * 9}{code}'), found)
   right = np.mean(np.array(found['predicted']) == found['table'].ill)
   assert float(rows[0]['accuracy']) == pytest.approx(right, abs=1e-6)
+  # So does the program, for rows that need no labels.
+  later.drop(columns='ill').to_csv(path, index=False)
+  assert (
+      evaluate.run(
+          [f'--run={run}', f'--predict={path}', f'--output_dir={tmp_path}/new']
+      )
+      == 0
+  )
+  rows = csv_rows.read(tmp_path / 'new/predictions.csv')
+  assert [row['row'] for row in rows] == [str(n + 1) for n in range(len(later))]
+  assert [
+      row['predicted'] for row, test in zip(rows, later.test) if test
+  ] == list(found['predicted'])
 
 
 def test_an_archive_of_clients(tmp_path, capsys):
