@@ -44,5 +44,11 @@ def test_numbers_and_shares():
 def test_directions():
   kinds = [metric.kind for metric in tasks.METRICS.values()]
   lower = {kind.name for kind in kinds if not kind.higher_is_better}
-  assert lower == {'mae', 'rmse'}
+  assert lower == {
+      *('mae', 'rmse', 'mean_squared_error', 'mean_absolute_percentage_error'),
+      *('mean_squared_logarithmic_error', 'log_cosh_error', 'poisson'),
+      *('categorical_crossentropy', 'binary_crossentropy', 'kl_divergence'),
+      *('hinge', 'squared_hinge', 'categorical_hinge'),
+      *('false_positives', 'false_negatives'),
+  }
   assert columns.LOSS.higher_is_better is False

@@ -60,7 +60,7 @@ def test_users_functions():
     'name,message',
     [
         ('no_loss', 'loss={} must return a Keras loss, but returns a str.'),
-        ('failing', 'loss={}: calling it failed: Oh no.'),
+        ('failing', 'loss={}: its function failed (RuntimeError: Oh no.).'),
     ],
 )
 def test_wrong_losses_of_users(name, message):
