@@ -341,6 +341,7 @@ def _count_classes(
     raise ValueError(
         f'{source}: y_test has labels that do not occur in y_train:'
         f' {arrays.enumerate_labels(unknown)}; remove these samples from the'
-        ' test data or add such samples to the training data.'
+        ' test data or add such samples to the training data. For amounts, use'
+        f' task={tasks.REGRESSION}.'
     )
   return num_classes
