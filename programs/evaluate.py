@@ -43,14 +43,6 @@ def define_flags(
   return groups
 
 
-def _other_work(flags: command_line.ParsedFlags) -> Optional[str]:
-  """Returns the flag that asks for something else than an evaluation."""
-  for name in ('export_client', 'predict'):
-    if getattr(flags, name) is not None:
-      return name
-  return None
-
-
 class Request(NamedTuple):
   """What is evaluated: the run's settings, with the flags of the data.
 
@@ -88,14 +80,16 @@ def read_request(flags: command_line.ParsedFlags) -> Request:
         f'{flags.text("task")} cannot be changed after the training; the run'
         ' decides the task.'
     )
+  instead = next(
+      (n for n in ('export_client', 'predict') if flags.is_given(n)), None
+  )
   given: dict[str, str] = {}
   for name in ('reestimate_statistics', *data_flags.DataFlags.specs()):
-    other = _other_work(flags)
-    if other is not None:
+    if instead is not None:
       flags.refuse_unless_overruled(
           name,
-          other,
-          f'has no effect with --{other}, which evaluates nothing',
+          instead,
+          f'has no effect with --{instead}, which evaluates nothing',
       )
     elif name != 'reestimate_statistics' and flags.is_given(name):
       given[name] = parsers.to_text(getattr(flags, name))
@@ -302,9 +296,7 @@ def _predict(
     saved, model = run_building.load_models(settings, run)
     predictions.check_task(saved.manifest['task'], run)
     predictions.check_client(saved, client, run)
-    samples = predictions.read(
-        paths, saved.manifest, settings.parsed_image_size
-    )
+    samples = predictions.read(paths, saved, settings.parsed_image_size)
   outputs = predictions.predict(saved, model, client, samples)
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / run_folder.PREDICTIONS

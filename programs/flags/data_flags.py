@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 import contextlib
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Optional
 
 from absl import logging
 
@@ -138,7 +138,7 @@ class DataFlags(_OPTIONS):  # type: ignore[misc, valid-type]
 
     Args:
       class_names: The classes of a trained model, see `data.load_dataset`.
-      encoding: Its features of tables, see there.
+      encoding: How it got its features from a table, see there.
     """
     from tff_bn import data
 
@@ -152,7 +152,7 @@ class DataFlags(_OPTIONS):  # type: ignore[misc, valid-type]
           class_names=class_names,
           encoding=encoding,
           **chosen,
-          **self._table_options(),
+          **{o.name: getattr(self, o.name) for o in table_options.OPTIONS},
       )
     if self.task is None and dataset.task != tasks.CLASSIFICATION:
       progress.say(
@@ -183,11 +183,6 @@ class DataFlags(_OPTIONS):  # type: ignore[misc, valid-type]
           scaling.LARGEST_RATIO,
       )
     return dataset
-
-  def _table_options(self) -> dict[str, Any]:
-    if not datasets.has_tables(self.dataset):
-      return {}
-    return {o.name: getattr(self, o.name) for o in table_options.OPTIONS}
 
   def split_over_clients(
       self, dataset: 'tff_bn_data.Dataset', seed: int

@@ -78,8 +78,8 @@ def as_domains(
 ) -> tuple[settings_lib.RunSettings, tff_bn_data.Dataset]:
   """Makes data without domains, or clients, the data of a single client.
 
-  So a run whose clients are domains, or those of its data, can be evaluated on
-  the data of a client that came after the training.
+  So a run with `split=domains` or `split=natural` can be evaluated on the data
+  of a client that came after the training.
 
   Args:
     settings: The run's settings, with the flags of the data.

@@ -14,17 +14,18 @@ from tff_bn.common import csv_files
 from tff_bn.common import files
 from tff_bn.common import memory
 from tff_bn.common import spelling
+from tff_bn.data import classes
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import image_headers
 from tff_bn.data import images
 from tff_bn.data import table_encoding
 from tff_bn.data import table_files
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.programs.testing import model_evaluation
 from tff_bn.training import saved_models
 
 _BATCH_SIZE = 256
 _ARRAY = '.npy'
-_YES = 0.5
 
 
 class _Sample(NamedTuple):
@@ -66,7 +67,7 @@ def check_client(
 
 def read(
     paths: Sequence[str],
-    manifest: dict[str, Any],
+    saved: saved_models.SavedModels,
     image_size: Optional[tuple[int, int]],
 ) -> list[_Sample]:
   """Reads the samples in files as the model of a run takes them.
@@ -74,14 +75,18 @@ def read(
   Args:
     paths: Pictures (PNG or JPEG), tables (CSV) if the run was trained on a
       table, or NumPy arrays (.npy) of samples as the training data had them.
-    manifest: The manifest of the run's models.
+    saved: The run's models.
     image_size: The height and width to which the run resized its images.
 
   Raises:
     ValueError: If a file can't be read, or its samples do not fit the model.
   """
+  manifest = saved.manifest
+  encoding = model_evaluation.encoding(saved)
   samples = [
-      sample for path in paths for sample in _read(path, manifest, image_size)
+      sample
+      for path in paths
+      for sample in _read(path, manifest, image_size, encoding)
   ]
   if 'pixel_scaling' in manifest:
     scaling = dataset_lib.Scaling.from_json(manifest['pixel_scaling'])
@@ -92,7 +97,10 @@ def read(
 
 
 def _read(
-    path: str, manifest: dict[str, Any], image_size: Optional[tuple[int, int]]
+    path: str,
+    manifest: dict[str, Any],
+    image_size: Optional[tuple[int, int]],
+    encoding: Optional[table_encoding.TableEncoding],
 ) -> Iterator[_Sample]:
   """Yields the samples of a file, before the scaling of channels."""
   place = f'--predict={path}'
@@ -103,8 +111,7 @@ def _read(
   shape = tuple(manifest['input_shape'])
   if path.endswith(_ARRAY):
     x = _read_array(place, file, shape, image_size)
-  elif 'table' in manifest:
-    encoding = table_encoding.TableEncoding.from_json(manifest['table'])
+  elif encoding is not None:
     x = encoding.encode(place, table_files.read_csv_file(place, file))
   elif len(shape) == 3:
     picture = _read_picture(place, file, shape, image_size)
@@ -169,15 +176,19 @@ def _read_picture(
         f'{place}: the model takes {channels} channels, but pictures have 1 or'
         f' 3; give NumPy arrays ({_ARRAY}).'
     )
+  no_picture = ValueError(f'{place} is no readable PNG or JPEG image.')
   try:
     with open(file, 'rb') as opened:
       size = image_headers.read_size(opened)
-    memory.check_fits(f'{place}: the pixels', 3 * size[0] * size[1])
+  except (OSError, ValueError) as error:
+    raise no_picture from error
+  memory.check_fits(f'{place}: the pixels', 3 * size[0] * size[1])
+  try:
     picture = tf.io.decode_image(
         tf.io.read_file(file), channels, expand_animations=False
     )
-  except (OSError, ValueError, tf.errors.OpError) as error:
-    raise ValueError(f'{place} is no readable PNG or JPEG image.') from error
+  except tf.errors.OpError as error:
+    raise no_picture from error
   if image_size is not None:
     picture = images.resize(picture, image_size)
   if tuple(picture.shape) != shape:
@@ -196,8 +207,7 @@ def predict(
     samples: Sequence[_Sample],
 ) -> np.ndarray:
   """Returns the outputs of the model for all samples."""
-  weights = saved.weights(model, client) if client else saved.weights(model)
-  keras_model = model.to_keras(weights)
+  keras_model = model.to_keras(saved.weights(model, client))
   x = np.stack([sample.x for sample in samples])
   return keras_model.predict(x, batch_size=_BATCH_SIZE, verbose=0)
 
@@ -228,23 +238,22 @@ def _table(
     if outputs.shape[1] > 1:
       titles = [f'predicted_{n + 1}' for n in range(outputs.shape[1])]
     return titles, outputs.tolist()
-  names = list(manifest['class_names'])
   if task == tasks.CLASSIFICATION:
     shares = keras.ops.convert_to_numpy(keras.ops.softmax(outputs))
-    names = names or [str(n) for n in range(outputs.shape[1])]
-    predicted = [names[n] for n in outputs.argmax(axis=1)]
-  elif task == tasks.BINARY:
-    yes = keras.ops.convert_to_numpy(keras.ops.sigmoid(outputs))
-    shares = np.concatenate([1 - yes, yes], axis=1)
-    names = names or ['0', '1']
-    predicted = [names[int(n)] for n in outputs[:, 0] > 0]
+    labels = outputs.argmax(axis=1)
   else:
     shares = keras.ops.convert_to_numpy(keras.ops.sigmoid(outputs))
-    names = names or [str(n) for n in range(outputs.shape[1])]
+    labels = (outputs > 0).astype(int)
+  if task == tasks.BINARY:
+    shares = np.concatenate([1 - shares, shares], axis=1)
+    labels = labels[:, 0]
+  names = manifest['class_names'] or classes.numbers(shares.shape[1])
+  if task == tasks.MULTILABEL:
     predicted = [
-        ' '.join(n for n, share in zip(names, row) if share > _YES)
-        for row in shares
+        ' '.join(name for name, yes in zip(names, row) if yes) for row in labels
     ]
+  else:
+    predicted = [names[label] for label in labels]
   return (
       ['predicted', *(f'probability of {name}' for name in names)],
       [[text, *row.tolist()] for text, row in zip(predicted, shares)],

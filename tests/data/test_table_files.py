@@ -103,7 +103,7 @@ def test_missing_values(tmp_path, missing, fill):
       test_column='t',
       missing_values=missing,
   )
-  # The categories are that of missing ones, f and m.
+  # Age; then the texts "" (missing), f and m.
   np.testing.assert_array_equal(
       dataset.x_train,
       [[30, 0, 1, 0], [fill, 1, 0, 0], [100, 0, 0, 1], [20, 0, 0, 1]],

@@ -348,11 +348,6 @@ def clients_in_folder(path: str) -> list[str]:
   )
 
 
-def _is_folder_of_tables(path: str) -> bool:
-  """Whether a path is a folder, whose tables are the clients."""
-  return os.path.isdir(path)
-
-
 def _npz_has_clients(path: str) -> bool:
   """Whether an archive has the ids of clients; False if it can't be read."""
   # Reading from a pipe may last forever.
@@ -413,7 +408,7 @@ CSV = Source(
     takes_parts=True,
     takes_task=True,
     takes_encoding=True,
-    finds_clients=_is_folder_of_tables,
+    finds_clients=os.path.isdir,
 )
 PARQUET = Source(
     'parquet',

@@ -79,8 +79,8 @@ FILLING = (MEAN, MEDIAN)
 MISSING_VALUES = {
     ERROR: 'they are errors',
     MEAN: (
-        "the mean of the column's training rows of all clients; a missing text"
-        ' is a category of its own'
+        "the mean of the column's training rows of all clients; rows without a"
+        ' text get a feature that says so'
     ),
     MEDIAN: 'the same with the median',
 }

@@ -85,9 +85,9 @@ class Dataset:
       in `domain_names`, int32 of shape `[n]`.
     domain_test: The same for the test samples.
     domain_names: The names of the domains.
-    client_train: For data that has clients of its own (natural clients), such
-      as writers: each training sample's position in `client_names`, int32 of
-      shape `[n]`.
+    client_train: If the data comes from known clients (natural clients), such
+      as writers: the position of each training sample's client in
+      `client_names`, int32 of shape `[n]`.
     client_test: The same for the test samples.
     client_names: The ids of the natural clients.
     scaling: How pixels or features are scaled when batches are built; `None`:

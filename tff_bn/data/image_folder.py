@@ -1,6 +1,5 @@
 """Datasets from folders of images."""
 
-import dataclasses
 import os
 import pathlib
 from typing import Any, Optional
@@ -69,8 +68,7 @@ def load_image_folder(
       for client in clients
   }
   joined = domains.join_domains(name, parts, is_part=is_part)
-  return dataclasses.replace(
-      joined,
+  return joined.unchecked(
       client_train=joined.domain_train,
       client_test=joined.domain_test,
       client_names=joined.domain_names,

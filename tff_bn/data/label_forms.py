@@ -66,7 +66,7 @@ class LabelForm(abc.ABC):
   def check_num_classes(
       self, source: str, num_classes: int, train: np.ndarray
   ) -> None:
-    """Raises a `ValueError` if stored labels can't have so many classes."""
+    """Raises a `ValueError` if stored labels can't have `num_classes`."""
     del source, num_classes, train  # Labels were checked against any number.
 
   def num_outputs(self, num_classes: Optional[int], train: np.ndarray) -> int:

@@ -23,7 +23,7 @@ from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import labels
 from tff_bn.data import natural_clients
 
-_CLIENTS = datasets.CLIENT_ARRAYS
+_CLIENT_TRAIN, _CLIENT_TEST = datasets.CLIENT_ARRAYS
 _ENCRYPTED = 0x1
 # Versions of the format of arrays whose dtype has no fields.
 _READ_HEADER = {
@@ -68,9 +68,9 @@ def load_npz(
         array: _read_header(source, array, archive, member)
         for array, member in members.items()
     }
-    if _CLIENTS[1] in headers and _CLIENTS[0] not in headers:
+    if _CLIENT_TEST in headers and _CLIENT_TRAIN not in headers:
       raise ValueError(
-          f'{source}: {path!r} has {_CLIENTS[1]}, but not {_CLIENTS[0]}.'
+          f'{source}: {path!r} has {_CLIENT_TEST}, but not {_CLIENT_TRAIN}.'
       )
     memory.check_fits(
         f'{source}: the arrays of {path!r}', sum(map(_size, headers.values()))
@@ -93,11 +93,11 @@ def load_npz(
         source, task, y_train, y_test, is_part=is_part
     )
     clients = {}
-    if _CLIENTS[0] in members:
+    if _CLIENT_TRAIN in members:
       clients = natural_clients.attributes(
           source,
-          read(_CLIENTS[0]),
-          read(_CLIENTS[1]) if _CLIENTS[1] in members else None,
+          read(_CLIENT_TRAIN),
+          read(_CLIENT_TEST) if _CLIENT_TEST in members else None,
           (len(y_train), len(y_test)),
       )
     x_train, x_test = read('x_train'), read('x_test')
@@ -157,7 +157,9 @@ def _find_members(
         f'{source}: {path!r} lacks {", ".join(missing)}; it needs the arrays'
         f' {", ".join(needed)}, but has {present or "none"}.'
     )
-  known = [array for array in (*needed, *_CLIENTS) if array in found]
+  known = [
+      array for array in (*needed, *datasets.CLIENT_ARRAYS) if array in found
+  ]
   for array in known:
     if len(found[array]) > 1:
       raise ValueError(

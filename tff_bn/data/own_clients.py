@@ -11,6 +11,7 @@ from tff_bn.common import checks
 from tff_bn.data import arrays
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import federated
+from tff_bn.data import splitting
 
 if TYPE_CHECKING:
   import tensorflow as tf
@@ -68,8 +69,8 @@ def from_clients(
   unknown = test_parts.clients.keys() - train.keys()
   if unknown:
     raise ValueError(
-        f'test has the client {min(unknown)!r}, which train lacks; the clients'
-        ' are those of train.'
+        f'test has the client {min(unknown)!r}, which train lacks; give'
+        ' training samples of each client.'
     )
   test_parts.check_like(parts)
   x_train, y_train = parts.joined()
@@ -92,9 +93,7 @@ def from_clients(
       client_names=ids,
       **described,
   )
-  return federated.FederatedData(
-      dataset, parts.positions(ids), test_parts.positions(ids)
-  )
+  return splitting.split_natural(dataset, num_clients=None, seed=0)
 
 
 def from_datasets(
@@ -210,15 +209,6 @@ class _Parts:
         np.array([numbers[name] for name in self.clients], np.int32),
         [len(y) for _, y in self.clients.values()],
     )
-
-  def positions(self, ids: Sequence[str]) -> dict[str, np.ndarray]:
-    """Returns the positions of each client's samples among all."""
-    ends = np.cumsum([len(y) for _, y in self.clients.values()], dtype=int)
-    ranges = {
-        name: np.arange(end - len(y), end)
-        for (name, (_, y)), end in zip(self.clients.items(), ends)
-    }
-    return {name: ranges.get(name, np.arange(0)) for name in ids}
 
 
 def _form(part: str, array: np.ndarray) -> tuple[str, tuple[int, ...]]:

@@ -50,7 +50,7 @@ def split_dataset(
 
   Returns:
     The split data. The clients' ids are `client_0`, ...; with `domains` they
-    are names of domains, with `natural` those of the dataset.
+    are names of domains, with `natural` the dataset's `client_names`.
 
   Raises:
     TypeError: If no split has such a parameter, or an argument has the wrong

@@ -138,7 +138,7 @@ def row_name(index: pd.Index, are_meant: Any) -> str:
 def _fit_column(source: str, values: pd.Series, missing: str) -> Column:
   name = str(values.name)
   place = f'{source}: the column {name!r}'
-  if _is_numeric(values):
+  if pd.api.types.is_numeric_dtype(values.dtype):
     if missing == table_options.ERROR:
       return Column(name)
     numbers = _numbers(values)
@@ -150,7 +150,7 @@ def _fit_column(source: str, values: pd.Series, missing: str) -> Column:
       )
     average = np.mean if missing == table_options.MEAN else np.median
     return Column(name, fill=float(average(present)))
-  texts = _texts(place, values, missing)
+  texts = _texts(place, values, allows_missing=missing != table_options.ERROR)
   categories = tuple(sorted(set(texts)))
   if len(categories) > _MAX_CATEGORIES:
     raise ValueError(
@@ -167,7 +167,7 @@ def _encode_column(
   """Returns the features of a column, of shape `[n, features]`."""
   place = f'{source}: the column {column.name!r}'
   if column.categories is None:
-    if not _is_numeric(values):
+    if not pd.api.types.is_numeric_dtype(values.dtype):
       raise ValueError(
           f'{place} has texts such as {_first_text(values)!r}, but numbers in'
           ' the training data.'
@@ -177,17 +177,8 @@ def _encode_column(
       numbers = np.where(np.isnan(numbers), column.fill, numbers)
     _check_finite(place, numbers, values.index)
     return numbers[:, np.newaxis]
-  missing = table_options.ERROR
-  if _MISSING in column.categories or not values.isna().any():
-    missing = table_options.MEAN
-  texts = _texts(place, values, missing)
+  texts = _texts(place, values, allows_missing=_MISSING in column.categories)
   return np.asarray(texts[:, np.newaxis] == np.array(column.categories, object))
-
-
-def _is_numeric(values: pd.Series) -> bool:
-  return pd.api.types.is_numeric_dtype(values.dtype) and not (
-      pd.api.types.is_complex_dtype(values.dtype)
-  )
 
 
 def _numbers(values: pd.Series) -> np.ndarray:
@@ -213,7 +204,9 @@ def _check_finite(place: str, numbers: np.ndarray, index: pd.Index) -> None:
     )
 
 
-def _texts(place: str, values: pd.Series, missing: str) -> np.ndarray:
+def _texts(
+    place: str, values: pd.Series, *, allows_missing: bool
+) -> np.ndarray:
   """Returns the texts of a column of categories, an array of objects."""
   if pd.api.types.is_datetime64_any_dtype(values.dtype) or (
       pd.api.types.is_timedelta64_dtype(values.dtype)
@@ -223,7 +216,7 @@ def _texts(place: str, values: pd.Series, missing: str) -> np.ndarray:
         f' out by {table_options.IGNORED_COLUMNS.name}.'
     )
   is_missing = values.isna()
-  if is_missing.any() and missing == table_options.ERROR:
+  if is_missing.any() and not allows_missing:
     raise ValueError(
         f'{place} has {int(is_missing.sum()):,} missing values, the first in'
         f' {row_name(values.index, is_missing)}; use'

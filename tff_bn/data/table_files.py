@@ -197,22 +197,25 @@ def _to_dataset(
         f'{source} needs {table_options.LABEL_COLUMN.name}=NAME, the column'
         f' with the labels; its columns are {_columns(table)}.'
     )
-  single = [c for c in (client_column, test_column) if c is not None]
-  ignored = list(ignored_columns or ())
-  for option, columns in (
-      (table_options.LABEL_COLUMN, label_column),
-      (table_options.CLIENT_COLUMN, [client_column]),
-      (table_options.TEST_COLUMN, [test_column]),
-      (table_options.IGNORED_COLUMNS, ignored),
-  ):
-    for column in columns:
-      if column is not None and column not in table.columns:
-        raise ValueError(
-            f'{source} has no column {option.name}={column}; its columns are'
-            f' {_columns(table)}.'
-            f'{spelling.suggestion(column, map(str, table.columns))}'
-        )
-  used = [*label_column, *single, *ignored]
+  given = [
+      (option, column)
+      for option, columns in (
+          (table_options.LABEL_COLUMN, label_column),
+          (table_options.CLIENT_COLUMN, [client_column]),
+          (table_options.TEST_COLUMN, [test_column]),
+          (table_options.IGNORED_COLUMNS, ignored_columns or ()),
+      )
+      for column in columns
+      if column is not None
+  ]
+  for option, column in given:
+    if column not in table.columns:
+      raise ValueError(
+          f'{source} has no column {option.name}={column}; its columns are'
+          f' {_columns(table)}.'
+          f'{spelling.suggestion(column, map(str, table.columns))}'
+      )
+  used = [column for _, column in given]
   twice = [column for column in used if used.count(column) > 1]
   if twice:
     raise ValueError(

@@ -13,8 +13,8 @@ from tff_bn.models import normalization as normalization_lib
 
 # The name of the layer that is the model of keras.applications.
 BACKBONE = 'backbone'
-# The normalizations whose layers can replace those of keras.applications. Other
-# ones also change convolutions, or need biases that these models do not have.
+# The normalizations that only replace batch normalization layers. Others also
+# change convolutions, or need biases that keras.applications does not have.
 _REPLACED = ('layer', 'batch_renorm')
 
 
@@ -89,7 +89,7 @@ def _build(
   if normalization not in ('batch', *_REPLACED) and not groups:
     raise ValueError(
         f'normalization={normalization} is impossible with model={name}, whose'
-        ' other layers are those of keras.applications; use'
+        ' other layers come from keras.applications; use'
         f' normalization=batch, {", ".join(_REPLACED)} or'
         f' {models.GROUP_NORMALIZATION.name}.'
     )
