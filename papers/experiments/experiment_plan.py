@@ -103,28 +103,34 @@ def plan(
       for key, text in experiment.flags.items()
       if key != _ALGORITHM and not flags.is_given(key)
   }
+  task = experiment.flags.get(_TASK, tasks.CLASSIFICATION)
   if not flags.is_given(_TASK):
     # Labels of another task are found before any training.
-    texts[_TASK] = tasks.CLASSIFICATION
+    texts[_TASK] = task
   try:
     flags = flags.replacing(texts, Source.FLAGFILE)
     planned = comparison.plan(flags, axes, flags.seeds, cells)
     for run in planned.runs:
-      _check_task(run.settings)
+      _check_task(run.settings, task)
   except ValueError as error:
     raise ValueError(f'--experiment={name}: {error}') from error
   return Plan(experiment, flags, planned, overruled)
 
 
-def _check_task(settings: settings_lib.RunSettings) -> None:
-  """Raises a `ValueError` if a run would not have what experiments show."""
-  needed = 'experiments show the accuracy of a classification'
-  if settings.task != tasks.CLASSIFICATION:
+def _check_task(settings: settings_lib.RunSettings, task: str) -> None:
+  """Raises a `ValueError` if a run would not have what experiments show.
+
+  Experiments of a task show its main metric.
+  """
+  main = tasks.TASKS[task].metrics[0]
+  word = tasks.kind(main).word
+  needed = f'experiments show the {word} if their task is {task}'
+  if settings.task != task:
     raise ValueError(f'--{_TASK}={settings.task} is impossible: {needed}.')
-  if settings.metrics is not None and 'accuracy' not in settings.metrics:
+  if settings.metrics is not None and main not in settings.metrics:
     raise ValueError(
         f'--metrics={",".join(settings.metrics)} is impossible: {needed}; add'
-        ' accuracy.'
+        f' {main}.'
     )
 
 

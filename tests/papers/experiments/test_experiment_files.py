@@ -415,6 +415,23 @@ def test_results_of_another_task_are_refused(write, flag, message):
     _plan('digits', flag)
 
 
+@pytest.mark.parametrize(
+    'flag, message',
+    [
+        (
+            '--task=classification',
+            ' is impossible: .* Dice if their task is seg',
+        ),
+        ('--metrics=mean_iou', ' is impossible: .*; add dice'),
+    ],
+)
+def test_an_experiment_of_another_task(flag, message):
+  name = 'tff_bn/segmentation'
+  flags = command_line.parse(compare_with_experiments.define_flags, [flag])
+  with pytest.raises(ValueError, match=f'--experiment={name}: {flag}{message}'):
+    experiment_plan.plan(flags, name, experiment_files.PAPER)
+
+
 def test_labels_must_be_classes(write):
   """So data of another task is refused before any training."""
   write()

@@ -3,6 +3,7 @@
 import experiments_page
 import pytest
 
+from tff_bn.catalog import datasets
 from tff_bn.papers import compare_with_experiments
 from tff_bn.papers.experiments import experiment_files
 from tff_bn.papers.experiments import experiment_plan
@@ -14,6 +15,11 @@ def test_all_runs_of_all_scales_pass_the_checks(name):
   plans = experiment_plan.check_all(name)
 
   assert {'paper', 'smoke'} <= set(plans)
+  # The labels of a built-in dataset fit the task.
+  for plan in plans.values():
+    for run in plan.comparison.runs if plan.comparison else ():
+      task = datasets.find(run.settings.dataset).task
+      assert run.settings.task == task or task is None
 
 
 @pytest.mark.slow
