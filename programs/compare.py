@@ -305,12 +305,15 @@ def _read_results(
           rows[run.folder],
           comparison.further_flags(run),
           settings_lib.has_client_models(run.settings),
+          keep_best=run.settings.keep_best,
       )
       for run in comparison.runs
   ]
   table = report.results(runs, average_last)
   # A short run has fewer evaluated rounds.
-  num_averaged = max(len(report.last_rows(run, average_last)) for run in runs)
+  num_averaged = max(
+      len(report.counted_rows(run, average_last)) for run in runs
+  )
   names = [axis.name for axis in comparison.axes]
   sentences: Sequence[str] = ()
   if planned.show is None:

@@ -123,7 +123,8 @@ def write(folder: pathlib.Path, page: Page) -> None:
           cells=report.table_cells(results, page.varied),
           num_labels=len(page.varied),
           notes=report.notes(results, page.num_averaged, page.runs),
-          over_rounds=f'{report.over_rounds(page.num_averaged)}.',
+          over_rounds=f'{report.over_rounds(page.num_averaged, page.runs)}.',
+          over_one_round=report.over_rounds(1, page.runs),
           band=_sentence(curve_points.band_note(page.runs)),
           num_seeds=len({run.seed for run in page.runs}),
           colors=charts.COLORS,
@@ -277,9 +278,11 @@ def _filters(
 
 
 def client_numbers(
-    folder: pathlib.Path, metric: str
+    folder: pathlib.Path, metric: str, round_num: Optional[int] = None
 ) -> list[tuple[str, float]]:
   """Reads the ids and a metric of a run's clients, if they are there.
+
+  They are of the last round, or of the given one.
 
   Raises:
     ValueError: If the file is damaged. A run that failed has no checksum of it.
@@ -289,9 +292,14 @@ def client_numbers(
     return []
   try:
     with path.open(encoding='utf-8', newline='') as file:
-      return [
-          (row['client'], float(row[metric])) for row in csv.DictReader(file)
-      ]
+      rows = list(csv.DictReader(file))
+    if round_num is None:
+      round_num = max((int(row['round']) for row in rows), default=0)
+    return [
+        (row['client'], float(row[metric]))
+        for row in rows
+        if int(row['round']) == round_num
+    ]
   except (ValueError, KeyError, TypeError, csv.Error) as error:
     raise ValueError(
         f'{path} is damaged. Remove it; the command of the run writes it again.'
@@ -307,7 +315,9 @@ def _clients(page: Page, kind: columns.Kind) -> pd.DataFrame:
       [
           (run.name, run.seed, client, number)
           for run, folder in zip(page.runs, page.folders, strict=True)
-          for client, number in client_numbers(folder, kind.name)
+          for client, number in client_numbers(
+              folder, kind.name, run.best_round
+          )
           if not math.isnan(number)
       ],
       columns=['name', 'seed', 'client', kind.name],

@@ -120,6 +120,15 @@ def read_flags(folder: pathlib.Path) -> dict[str, str]:
   return flags
 
 
+def reported_models(folder: pathlib.Path) -> pathlib.Path:
+  """Returns the folder of the models of which the results of a run are.
+
+  These are the models of the best round if it is kept, or of the last one.
+  """
+  best = folder / MODEL / run_entries.BEST
+  return best if best.exists() else folder / MODEL
+
+
 def check_flags(folder: pathlib.Path) -> None:
   """Checks that the flags of a run were not changed, if it has models.
 

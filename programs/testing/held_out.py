@@ -34,7 +34,8 @@ _EXPLANATIONS = {
         ' N = --held_out_prior'
     ),
 }
-_LABELS = ['client', 'statistics', 'num_examples']
+_ROUND = 'round'
+_LABELS = ['client', 'statistics', _ROUND, 'num_examples']
 # The columns that are no metrics.
 _NOT_METRICS = frozenset({'algorithm', 'seed', *_LABELS, columns.LOSS.name})
 
@@ -65,7 +66,8 @@ def test_clients(
 
   The data is of the clients that took no part in training.
   """
-  weights = saved_models.SavedModels(folder / run_folder.MODEL).weights(model)
+  saved = saved_models.SavedModels(run_folder.reported_models(folder))
+  weights = saved.weights(model)
   evaluator = evaluation.Evaluator(model)
   assert settings.held_out_prior is not None  # There are held-out clients.
   names = [*evaluator.metric_names, columns.LOSS.name]
@@ -96,6 +98,7 @@ def test_clients(
           (
               client_id,
               name,
+              saved.manifest['round'],
               metrics['num_examples'],
               *(metrics[name] if has_data else None for name in names),
           )
@@ -165,18 +168,23 @@ def table(results: pd.DataFrame, first_column: str) -> str:
   """Returns `table_cells` as Markdown, with notes."""
   return tables.markdown(
       table_cells(results, first_column),
-      _notes(first_column, _main_kind(results)),
+      _notes(first_column, results),
   )
 
 
-def _notes(first_column: str, kind: columns.Kind) -> list[str]:
+def _notes(first_column: str, results: pd.DataFrame) -> list[str]:
   """Returns sentences that explain `table_cells`."""
+  kind = _main_kind(results)
+  rounds = results[_ROUND].unique()
+  when = f'after round {rounds[0]}'
+  if len(rounds) > 1:
+    when = f'after the rounds that are in {run_folder.HELD_OUT_CSV}'
   means = ''
   if first_column != CLIENT:
     means = '; mean over the seeds ± standard deviation'
   return [
-      f'{_PLURALS.get(kind.name, kind.heading)}: {measures.HELD_OUT}; value of'
-      f' the last round{means}.',
+      f'{_PLURALS.get(kind.name, kind.heading)}: {measures.HELD_OUT};'
+      f' {when}{means}.',
       *(f'{name}: {text}.' for name, text in _EXPLANATIONS.items()),
   ]
 
@@ -193,9 +201,7 @@ def of_runs(
   )
   if results.empty:
     return [], []
-  return table_cells(results, first_column), _notes(
-      first_column, _main_kind(results)
-  )
+  return table_cells(results, first_column), _notes(first_column, results)
 
 
 def table_cells(results: pd.DataFrame, first_column: str) -> list[list[str]]:

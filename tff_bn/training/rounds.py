@@ -49,12 +49,14 @@ def client_states(
     state: Any,
     client_ids: Sequence[str],
     client_numbers: Sequence[int],
+    round_num: Optional[int] = None,
 ) -> list[Any]:
   """Returns the state of each client, which is initialized if it is new.
 
-  `client_numbers` has the clients' positions among all clients.
+  `client_numbers` has the clients' positions among all clients. If `round_num`
+  is given, states after later rounds are ignored.
   """
-  stored = [store.get(client_id) for client_id in client_ids]
+  stored = [store.get(client_id, round_num) for client_id in client_ids]
   if all(client_state is not None for client_state in stored):
     return stored
   initial = process.initialize_client(state)

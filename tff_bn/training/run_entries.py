@@ -15,6 +15,8 @@ LOGDIR = 'logdir'
 CHECKPOINTS = 'checkpoints'
 # Holds the final model, and the personal models of clients.
 MODEL = 'model'
+# In the folder of models: those of the best round.
+BEST = 'best'
 
 FILES = (
     METRICS,
