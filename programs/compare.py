@@ -85,6 +85,7 @@ def plan(flags: command_line.ParsedFlags) -> comparison_lib.Comparison:
   Raises:
     ValueError: If flags contradict one another.
   """
+  algorithm_flags.ComparisonFlags.check(flags)
   swept = sweeps.swept_axes(flags)
   if flags.is_given('algorithms'):
     algorithms = sweeps.algorithm_axis(flags)

@@ -264,6 +264,15 @@ def seconds_per_round(folders: Sequence[pathlib.Path]) -> Optional[float]:
   return float(np.mean(known)) if known else None
 
 
+def _seconds_per_client(folder: pathlib.Path) -> Optional[float]:
+  """Returns the mean time of a client in a round; None if it is unknown."""
+  path = folder / run_folder.CLIENT_SECONDS
+  if not path.exists():
+    return None
+  found = pd.read_csv(path)
+  return float(np.average(found['seconds_per_round'], weights=found['rounds']))
+
+
 def _filters(
     runs: Sequence[report.Run], varied: Sequence[str]
 ) -> dict[str, list[str]]:
@@ -391,11 +400,15 @@ def _runs(
   names = [*page.varied, 'seed']
   cells = report.table_cells(results, names)
   cells[0][len(page.varied)] = 'Seed'
-  cells[0].append('Seconds per round')
+  cells[0] += ['Seconds per round', 'Seconds per client']
   all_links = []
   for row, run in zip(cells[1:], page.folders, strict=True):
     seconds = seconds_per_round([run])
-    row.append('–' if seconds is None else f'{seconds:.3g}')
+    of_client = _seconds_per_client(run)
+    row += [
+        '–' if number is None else f'{number:.3g}'
+        for number in (seconds, of_client)
+    ]
     links = [('folder', _link(folder, run, '.'))]
     links += [
         (title, _link(folder, run, name))

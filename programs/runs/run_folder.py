@@ -26,6 +26,7 @@ from tff_bn.training import run_entries
 FLAGS_FILE = 'flags.txt'
 METRICS = run_entries.METRICS
 CLIENT_METRICS = run_entries.CLIENT_METRICS
+CLIENT_SECONDS = run_entries.CLIENT_SECONDS
 MODEL = run_entries.MODEL
 MODEL_FILE = 'model.keras'
 # Which of the clients' models a run has saved: their arrays, and Keras files.

@@ -39,7 +39,8 @@ def test_regression(tmp_path, capsys):
   for text in (
       '<dt>Task</dt><dd>regression</dd>',
       '>MAE</button>',
-      'MAE after the last round',
+      'MAE: each client&#39;s model on its own test data; value of the last'
+      ' round',
       'Loss (mean squared error)',
       'each range of the target and client',
   ):

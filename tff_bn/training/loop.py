@@ -9,6 +9,7 @@ A run has a folder:
 | --- | --- |
 | `metrics.csv` | one row for every evaluated round |
 | `client_metrics.csv` | a row for each client, or for some, at the end |
+| `client_seconds.csv` | how long each client takes in a round |
 | `metrics_hook.json` | which rows a metrics hook has got |
 | `logdir/` | the same for TensorBoard |
 | `checkpoints/` | the server's state after the last rounds |
@@ -85,6 +86,9 @@ def train(
       `test_NAME_0`.
   *   `client_test_NAME`: the mean over the clients of the model that each would
       use, on its own test data; empty if they have none.
+  *   `validation_NAME`: the same on validation data, if clients have any.
+  *   `client_deviation_NAME`, `client_worst_tenth_NAME`: of the first metric in
+      `client_test_NAME`, see `tff_bn.training.client_metrics.spread`.
   *   `num_clients`, `num_dropped_clients`: in that round.
   *   `rejected_rounds`: the number of rounds so far in which the server kept
       its model because the new one was not finite.
@@ -187,7 +191,7 @@ def train(
           metrics_hook=metrics_hook,
           stack=stack,
       )
-      return _Run(process, model, config, records, sampler).train(stop)
+      return _Run(process, model, config, records, sampler, run_dir).train(stop)
 
   return event_loops.call_outside_of_event_loops(run)
 
@@ -240,6 +244,7 @@ class _Run:
   config: TrainingConfig
   records: records_lib.Records
   sampler: sampling.RoundSampler
+  run_dir: pathlib.Path
 
   def train(self, stop: threading.Event) -> TrainingResult:
     """Runs the remaining rounds."""
@@ -294,6 +299,7 @@ class _Run:
     state, round_num = self.records.checkpoints.latest
     process.check(state)
     self._check_changed(state, round_num)
+    process.client_seconds.write(self.run_dir)
     best = self.records.best_round()
     return TrainingResult(
         rows=tuple(self.records.log.rows),

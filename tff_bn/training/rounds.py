@@ -10,6 +10,7 @@ import tensorflow as tf
 from tff_bn import runtime
 from tff_bn.processes.stateful_process import Process
 from tff_bn.processes.stateful_process import StatefulLearningProcess
+from tff_bn.training import client_seconds
 from tff_bn.training import client_state_store
 from tff_bn.training import termination
 from tff_bn.training.training_config import TooManyFailedRoundsError
@@ -71,6 +72,9 @@ class IterativeProcess:
 
   After `max_failed_rounds` failed rounds in a row, `next` and `check` raise an
   error.
+
+  Attributes:
+    client_seconds: How long the clients took.
   """
 
   def __init__(
@@ -83,6 +87,7 @@ class IterativeProcess:
     self._store = store
     self._max_failed_rounds = max_failed_rounds
     self._reported_clients: set[str] = set()
+    self.client_seconds = client_seconds.ClientSeconds()
 
   def initialize(self) -> Any:
     """Returns the server's initial state."""
@@ -110,6 +115,7 @@ class IterativeProcess:
       )
     with termination.allowed():
       output = self._process.next(state, *arguments)
+    self.client_seconds.add_round(data.client_ids)
     self._report_large_update(output.metrics, data)
     if self._store is not None:
       self._store.put_many(

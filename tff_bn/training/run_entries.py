@@ -9,6 +9,7 @@ from tff_bn.common import files
 
 METRICS = 'metrics.csv'
 CLIENT_METRICS = 'client_metrics.csv'
+CLIENT_SECONDS = 'client_seconds.csv'
 METRICS_HOOK = 'metrics_hook.json'
 CLIENT_STATES = 'client_states.sqlite'
 LOGDIR = 'logdir'
@@ -21,6 +22,7 @@ BEST = 'best'
 FILES = (
     METRICS,
     CLIENT_METRICS,
+    CLIENT_SECONDS,
     METRICS_HOOK,
     CLIENT_STATES,
     # SQLite writes these during a change.

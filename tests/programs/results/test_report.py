@@ -184,7 +184,7 @@ def test_description_of_the_best_and_the_last_round():
       dict(round=r, test_accuracy=a, validation_accuracy=v)
       for r, a, v in ((0.0, 0.9, 0.9), (5.0, 0.5, 0.75), (9.0, 0.6, 0.7))
   ]
-  whole = '  global model on the whole test set:                     '
+  whole = '  global model on the whole test set:                   '
   own = "  each client's model on its own validation data (mean):"
   assert _end(rows, False, 'accuracy').splitlines() == [
       'After round 5, with the best validation accuracy, means over at most 20'
