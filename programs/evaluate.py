@@ -132,9 +132,16 @@ def main(flags: command_line.ParsedFlags) -> None:
       # No other program may write into it meanwhile.
       stack.enter_context(folder_lock.hold(run, shared=True))
     if flags.export_client is not None:
-      _export(request.settings, run, folder, flags.export_client)
+      _export(request.settings, run, folder, flags.export_client, flags.round)
     elif flags.predict is not None:
-      _predict(request.settings, run, folder, flags.predict, flags.client)
+      _predict(
+          request.settings,
+          run,
+          folder,
+          flags.predict,
+          flags.client,
+          flags.round,
+      )
     else:
       evaluate(
           request.settings,
@@ -142,6 +149,7 @@ def main(flags: command_line.ParsedFlags) -> None:
           folder,
           reestimates_statistics=flags.reestimate_statistics,
           client=request.client,
+          which=flags.round,
       )
 
 
@@ -152,6 +160,7 @@ def evaluate(
     *,
     reestimates_statistics: bool,
     client: Optional[str] = None,
+    which: Optional[str] = None,
 ) -> None:
   """Evaluates a run, and writes and prints the results.
 
@@ -161,6 +170,7 @@ def evaluate(
     folder: The folder for the results.
     reestimates_statistics: Whether BN statistics are computed again.
     client: The name of the only client, see `Request`.
+    which: The round, see `run_folder.models_folder`.
 
   Raises:
     UsageError: If the data or the model can't be loaded.
@@ -175,7 +185,7 @@ def evaluate(
   path = folder / run_folder.EVALUATION
   with command_line.checking_input():
     evaluation_file.read(path)  # A damaged file is found before the work.
-    saved, model = run_building.load_models(settings, run)
+    saved, model = run_building.load_models(settings, run, which)
     if reestimates_statistics and not model.has_batch_norm:
       raise ValueError(
           f'--reestimate_statistics has no effect: the model of --run={run} has'
@@ -213,9 +223,15 @@ def evaluate(
   )
   folder.mkdir(parents=True, exist_ok=True)
   subject = evaluation_file.Subject.of(
-      settings, run, reestimates_statistics=reestimates_statistics
+      settings,
+      run,
+      saved.manifest['round'],
+      reestimates_statistics=reestimates_statistics,
   )
   num_others = evaluation_file.add(path, subject, results)
+  if saved.manifest.get('kept_for') is not None:
+    best = report.describe_validated(saved.manifest['kept_for'])
+    print(f'Of the round with the best {best}:')
   print(f'{subject.describe()}\n')
   print(
       report.evaluation_table(
@@ -235,6 +251,7 @@ def _export(
     run: pathlib.Path,
     folder: pathlib.Path,
     client_ids: Sequence[str],
+    which: Optional[str],
 ) -> None:
   """Writes the models of clients as Keras files into a folder."""
   dependencies.require_tff()
@@ -243,7 +260,7 @@ def _export(
 
   numbers = dict.fromkeys(client_ids, 0)
   with command_line.checking_input():
-    saved, model = run_building.load_models(settings, run)
+    saved, model = run_building.load_models(settings, run, which)
     if not saved.client_ids:
       raise ValueError(
           f'--export_client={",".join(client_ids)} has no effect: the clients'
@@ -286,6 +303,7 @@ def _predict(
     folder: pathlib.Path,
     paths: Sequence[str],
     client: Optional[str],
+    which: Optional[str],
 ) -> None:
   """Writes predictions for files, and prints the first ones."""
   dependencies.require_tff()
@@ -293,7 +311,7 @@ def _predict(
   from tff_bn.programs.testing import predictions
 
   with command_line.checking_input():
-    saved, model = run_building.load_models(settings, run)
+    saved, model = run_building.load_models(settings, run, which)
     predictions.check_task(saved.manifest['task'], run)
     predictions.check_client(saved, client, run)
     samples = predictions.read(paths, saved, settings.parsed_image_size)

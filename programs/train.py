@@ -90,7 +90,7 @@ def _print_result(
       keep_best=settings.keep_best,
   )
   print(report.describe_end(run))
-  models = run_folder.reported_models(folder)
+  models = run_folder.models_folder(folder)
   code = keras_files.prediction_code(
       models / run_folder.MODEL_FILE,
       finished.read_models_manifest(models),

@@ -145,6 +145,12 @@ _EVALUATION = (
         False,
     ),
     Option(
+        'round',
+        value_types.Choice(run_folder.KEPT_ROUNDS),
+        f'Whose models are used:\n{parts.listing(run_folder.KEPT_ROUNDS)}',
+        default_text='best if the run has it, or last',
+    ),
+    Option(
         'reestimate_statistics',
         value_types.BOOLEAN,
         'Computes the BN statistics again before the evaluation, by forward'

@@ -29,6 +29,12 @@ CLIENT_METRICS = run_entries.CLIENT_METRICS
 CLIENT_SECONDS = run_entries.CLIENT_SECONDS
 MODEL = run_entries.MODEL
 MODEL_FILE = 'model.keras'
+LAST = 'last'
+# The rounds whose models a run keeps.
+KEPT_ROUNDS = {
+    run_entries.BEST: 'the round that --keep_best chose',
+    LAST: 'the last one',
+}
 # Which of the clients' models a run has saved: their arrays, and Keras files.
 CLIENTS_ARRAYS = 'clients.npy'
 CLIENTS = 'clients'
@@ -121,13 +127,26 @@ def read_flags(folder: pathlib.Path) -> dict[str, str]:
   return flags
 
 
-def reported_models(folder: pathlib.Path) -> pathlib.Path:
-  """Returns the folder of the models of which the results of a run are.
+def models_folder(
+    folder: pathlib.Path, which: str | None = None
+) -> pathlib.Path:
+  """Returns the folder of a round's models in the folder of a run.
 
-  These are the models of the best round if it is kept, or of the last one.
+  Args:
+    folder: The run's folder.
+    which: A key of `KEPT_ROUNDS`. Default: the round of which the results of
+      the run are, the best one if it is kept.
+
+  Raises:
+    ValueError: If the best round is asked for, but is not kept.
   """
   best = folder / MODEL / run_entries.BEST
-  return best if best.exists() else folder / MODEL
+  if which == run_entries.BEST and not best.exists():
+    raise ValueError(
+        f'--round={which} is impossible: the run in {folder} keeps no best'
+        ' round, because it was trained without --keep_best.'
+    )
+  return best if which != LAST and best.exists() else folder / MODEL
 
 
 def check_flags(folder: pathlib.Path) -> None:

@@ -66,7 +66,7 @@ def test_clients(
 
   The data is of the clients that took no part in training.
   """
-  saved = saved_models.SavedModels(run_folder.reported_models(folder))
+  saved = saved_models.SavedModels(run_folder.models_folder(folder))
   weights = saved.weights(model)
   evaluator = evaluation.Evaluator(model)
   assert settings.held_out_prior is not None  # There are held-out clients.
