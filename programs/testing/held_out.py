@@ -15,6 +15,7 @@ from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.results import tables
 from tff_bn.programs.runs import run_folder
 from tff_bn.training import evaluation
+from tff_bn.training import finished
 from tff_bn.training import measures
 from tff_bn.training import saved_models
 from tff_bn.training import unseen_clients
@@ -115,7 +116,11 @@ def read(folder: pathlib.Path) -> pd.DataFrame:
   if not path.exists():
     return pd.DataFrame(columns=_LABELS, dtype=str)
   # A client can have the name `NA`.
-  return pd.read_csv(path, dtype=str, keep_default_na=False)
+  found = pd.read_csv(path, dtype=str, keep_default_na=False)
+  if _ROUND not in found:  # As earlier versions wrote it.
+    manifest = finished.read_models_manifest(folder / run_folder.MODEL)
+    found[_ROUND] = str(manifest['round'])
+  return found
 
 
 def write_comparison(
