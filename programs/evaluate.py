@@ -132,7 +132,9 @@ def main(flags: command_line.ParsedFlags) -> None:
       # No other program may write into it meanwhile.
       stack.enter_context(folder_lock.hold(run, shared=True))
     if flags.export_client is not None:
-      _export(request.settings, run, folder, flags.export_client, flags.round)
+      _export(
+          request.settings, run, folder, flags.export_client, flags.kept_round
+      )
     elif flags.predict is not None:
       _predict(
           request.settings,
@@ -140,7 +142,7 @@ def main(flags: command_line.ParsedFlags) -> None:
           folder,
           flags.predict,
           flags.client,
-          flags.round,
+          flags.kept_round,
       )
     else:
       evaluate(
@@ -149,7 +151,7 @@ def main(flags: command_line.ParsedFlags) -> None:
           folder,
           reestimates_statistics=flags.reestimate_statistics,
           client=request.client,
-          which=flags.round,
+          which=flags.kept_round,
       )
 
 

@@ -145,7 +145,7 @@ _EVALUATION = (
         False,
     ),
     Option(
-        'round',
+        'kept_round',
         value_types.Choice(run_folder.KEPT_ROUNDS),
         f'Whose models are used:\n{parts.listing(run_folder.KEPT_ROUNDS)}',
         default_text='best if the run has it, or last',

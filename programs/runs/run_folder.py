@@ -143,7 +143,7 @@ def models_folder(
   best = folder / MODEL / run_entries.BEST
   if which == run_entries.BEST and not best.exists():
     raise ValueError(
-        f'--round={which} is impossible: the run in {folder} keeps no best'
+        f'--kept_round={which} is impossible: the run in {folder} keeps no best'
         ' round, because it was trained without --keep_best.'
     )
   return best if which != LAST and best.exists() else folder / MODEL

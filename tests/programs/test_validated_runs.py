@@ -62,8 +62,8 @@ def test_evaluation_of_the_best_and_the_last_round(
   result = csv_rows.read(comparison / 'results.csv')[1]
   for which, number in (
       ('', int(result['best_round'])),
-      ('--round=best', int(result['best_round'])),
-      ('--round=last', int(result['rounds'])),
+      ('--kept_round=best', int(result['best_round'])),
+      ('--kept_round=last', int(result['rounds'])),
   ):
     out = tmp_path / f'evaluation{which}'
     arguments = [f'--run={run}', f'--output_dir={out}', which]
@@ -85,8 +85,8 @@ def test_run_that_keeps_no_best_round(tmp_path, capsys):
   ]
   assert train.run(arguments) == 0
   assert 'on its own validation data (mean)' in capsys.readouterr().out
-  assert evaluate.run([f'--run={run}', '--round=best']) == 2
-  assert '--round=best' in capsys.readouterr().err
+  assert evaluate.run([f'--run={run}', '--kept_round=best']) == 2
+  assert '--kept_round=best' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
