@@ -37,8 +37,8 @@ _MODEL = ('model', 'client')
 _CONFUSION = (*_MODEL, 'true', 'predicted', 'count')
 _CALIBRATION = (*_MODEL, 'num_examples', columns.CALIBRATION_ERROR.name)
 _MAX_PRINTED_ROWS = 20
-# Larger matrices are not drawn.
-MAX_MATRIX_CLASSES = 100
+# Larger matrices could not be read.
+_MAX_MATRIX_CLASSES = 100
 _Number = Optional[float]
 
 
@@ -138,6 +138,11 @@ class _MetricsFile(NamedTuple):
 
   name: str
   column: str
+
+
+def metrics_file(task: str) -> str:
+  """Returns the name of the file with the metrics of a task."""
+  return _metrics_file(task).name
 
 
 def _metrics_file(task: str) -> _MetricsFile:
@@ -304,22 +309,24 @@ class Matrix(NamedTuple):
   rows: list[tuple[str, list[tuple[int, float]]]]
 
 
-def matrix(details: Details) -> Optional[Matrix]:
+def matrix(
+    details: Details, max_classes: int = _MAX_MATRIX_CLASSES
+) -> Optional[Matrix]:
   """Returns a confusion matrix to be drawn.
 
   The matrix of a client has only classes that occur or are predicted. None: it
-  is empty, or it has too many classes.
+  is empty, or it has more than `max_classes`.
   """
   counts = details.confusion
   predicted = {column for _, column in counts}
   found = predicted.union(row for row, _ in counts)
   names = [n for n in details.rows if n in found or not details.client]
-  if not counts or len(names) > MAX_MATRIX_CLASSES:
+  if not counts or len(names) > max_classes:
     return None
-  titles = [*names, *([''] if '' in predicted and '' not in names else [])]
+  shown = [*names, *([''] if '' in predicted and '' not in names else [])]
   rows = []
   for name in names:
-    row = [counts.get((name, title), 0) for title in titles]
+    row = [counts.get((name, column), 0) for column in shown]
     total = sum(row) or 1
     rows.append((name, [(count, count / total) for count in row]))
-  return Matrix(titles, rows)
+  return Matrix(shown, rows)
