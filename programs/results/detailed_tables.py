@@ -257,7 +257,11 @@ def calibration(details: Details) -> str:
 
 def markdown(task: str, details: Details) -> str:
   """Returns a table of the first classes, labels or targets for the terminal."""
-  lines = cells(details)
+  lines = [
+      # A row of the table is one line.
+      [' '.join(name.splitlines()), *texts]
+      for name, *texts in cells(details)
+  ]
   text = tables.markdown(
       [titles(task, details.names), *lines[:_MAX_PRINTED_ROWS]]
   )

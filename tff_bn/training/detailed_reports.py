@@ -324,10 +324,11 @@ def _of_targets(
         sklearn_metrics.mean_squared_error(*pair, multioutput='raw_values')
     )
     if len(y) > 1:
-      r2 = sklearn_metrics.r2_score(
-          *pair, multioutput='raw_values', force_finite=False
-      )
       # It is not finite if all targets are equal.
+      with np.errstate(divide='ignore', invalid='ignore'):
+        r2 = sklearn_metrics.r2_score(
+            *pair, multioutput='raw_values', force_finite=False
+        )
       found['r2'][known] = np.where(np.isfinite(r2), r2, np.nan)
   number = np.full(len(names), len(y))
   return DetailedReport(
