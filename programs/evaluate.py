@@ -23,6 +23,7 @@ from tff_bn.programs.runs import finished_run
 from tff_bn.programs.runs import run_folder
 from tff_bn.programs.testing import keras_files
 from tff_bn.training import folder_lock
+from tff_bn.training import measures
 
 # The file has all rows.
 _MAX_PRINTED_ROWS = 100
@@ -181,6 +182,7 @@ def evaluate(
   # Imported late: this takes seconds, and wrong flags are found without it.
   from tff_bn.programs.results import report
   from tff_bn.programs.runs import run_building
+  from tff_bn.programs.testing import detailed_evaluation
   from tff_bn.programs.testing import evaluation_file
   from tff_bn.programs.testing import model_evaluation
 
@@ -215,6 +217,7 @@ def evaluate(
         ),
     )
     model_evaluation.check_data(saved, model, data)
+  details = detailed_evaluation.DetailedEvaluation(saved)
   results = model_evaluation.evaluate_run(
       saved,
       model,
@@ -222,6 +225,7 @@ def evaluate(
       reestimation_batch_size=(
           settings.batch_size if reestimates_statistics else None
       ),
+      visit=details.add,
   )
   folder.mkdir(parents=True, exist_ok=True)
   subject = evaluation_file.Subject.of(
@@ -230,6 +234,7 @@ def evaluate(
       saved.manifest['round'],
       reestimates_statistics=reestimates_statistics,
   )
+  detail_names = details.write(folder, run_folder.EVALUATED)
   num_others = evaluation_file.add(path, subject, results)
   if saved.manifest.get('kept_for') is not None:
     best = report.describe_validated(saved.manifest['kept_for'])
@@ -243,9 +248,12 @@ def evaluate(
   if len(results) > _MAX_PRINTED_ROWS:
     print(f'\n… and {len(results) - _MAX_PRINTED_ROWS} more rows in the table.')
   print(f'\n{report.describe_evaluation(results)}')
+  print(f'\n{measures.GLOBAL_MODEL.capitalize()}:\n\n{details.describe()}')
   print(f'\nTable: {path}')
   if num_others:
     print(f'       (other evaluations in it: {num_others})')
+  for name in detail_names:
+    print(f'       {folder / name}')
 
 
 def _export(

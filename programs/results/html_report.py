@@ -23,6 +23,7 @@ from tff_bn.common import files
 from tff_bn.imports import versions
 from tff_bn.programs.results import charts
 from tff_bn.programs.results import curve_points
+from tff_bn.programs.results import page_details
 from tff_bn.programs.results import report
 from tff_bn.programs.results import tables
 from tff_bn.programs.runs import run_folder
@@ -147,6 +148,9 @@ def write(folder: pathlib.Path, page: Page) -> None:
           max_label_clients=charts.MAX_CLIENTS,
           client_cells=_client_cells(
               clients, list(dict.fromkeys(run.name for run in page.runs)), kind
+          ),
+          details=page_details.section(
+              page.runs, page.folders, page.data.task
           ),
           hidden_clients=len(page.data.client_ids) > charts.MAX_CLIENTS,
           figures=_figures(folder),

@@ -120,6 +120,13 @@ LOSS = Kind(
 )
 
 
+# See `tff_bn.training.detailed_reports`.
+CALIBRATION_ERROR = dataclasses.replace(
+    share('calibration_error', 'expected calibration error'),
+    higher_is_better=False,
+)
+
+
 def loss(word: str) -> Kind:
   """Returns the kind of a loss, given its name in words."""
   return dataclasses.replace(LOSS, title=f'Loss ({word})')

@@ -62,6 +62,7 @@ TEST_SHARE = Option(
     0.2,
     argument=OWN_NAME,
     conditions=_ONLY_TABLES,
+    excludes='test_column',
 )
 IGNORED_COLUMNS = Option(
     'ignored_columns',
