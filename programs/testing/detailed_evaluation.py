@@ -92,7 +92,8 @@ def evaluate_final_models(
 ) -> list[str]:
   """Writes the details of the final models of a run into its folder.
 
-  They are the global model on the whole test set, and the models of the clients
+  They are the models of the best round if it is kept, or of the last one: the
+  global model on the whole test set, and the models of the clients
   in `client_metrics.csv` on the clients' own test data.
 
   Args:
@@ -103,7 +104,7 @@ def evaluate_final_models(
   Returns:
     The names of the files.
   """
-  saved = saved_models.SavedModels(run / run_folder.MODEL)
+  saved = saved_models.SavedModels(run_folder.models_folder(run))
   evaluator = evaluation.Evaluator(model)
   weights = saved.weights(model)
   found = DetailedEvaluation(saved)
@@ -112,7 +113,12 @@ def evaluate_final_models(
   )
   path = run / run_folder.CLIENT_METRICS
   with path.open(encoding='utf-8', newline='') as file:
-    clients = [row['client'] for row in csv.DictReader(file)]
+    # The file can have rows of other rounds.
+    clients = [
+        row['client']
+        for row in csv.DictReader(file)
+        if int(row['round']) == saved.manifest['round']
+    ]
   for client in clients:
     has_own = client in saved.client_ids
     found.add(
