@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import contextlib
 import pathlib
 import sys
-from typing import NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 from absl import flags as absl_flags
 
@@ -25,6 +25,11 @@ from tff_bn.programs.testing import keras_files
 from tff_bn.training import folder_lock
 from tff_bn.training import measures
 
+if TYPE_CHECKING:
+  from tff_bn import data as tff_bn_data
+  from tff_bn.keras_model.batch_norm_model import BatchNormModel
+  from tff_bn.training import saved_models
+
 # The file has all rows.
 _MAX_PRINTED_ROWS = 100
 
@@ -42,6 +47,15 @@ def define_flags(
       datasets.DatasetName(fewest_domains=1)
   )
   return groups
+
+
+class _Loaded(NamedTuple):
+  """What is evaluated: the models of a run and the clients' data."""
+
+  settings: settings_lib.RunSettings
+  saved: 'saved_models.SavedModels'
+  model: 'BatchNormModel'
+  data: 'tff_bn_data.FederatedData'
 
 
 class Request(NamedTuple):
@@ -120,7 +134,7 @@ def read_request(flags: command_line.ParsedFlags) -> Request:
 
 
 def main(flags: command_line.ParsedFlags) -> None:
-  """Evaluates a run, exports models of its clients, or predicts."""
+  """Evaluates a run, adapts or exports models of clients, or predicts."""
   with contextlib.ExitStack() as stack:
     with command_line.checking_input():
       request = read_request(flags)
@@ -132,7 +146,9 @@ def main(flags: command_line.ParsedFlags) -> None:
       stack.enter_context(run_folder.created(folder))
       # No other program may write into it meanwhile.
       stack.enter_context(folder_lock.hold(run, shared=True))
-    if flags.export_client is not None:
+    if flags.adapt is not None:
+      _adapt(request, run, folder, flags)
+    elif flags.export_client is not None:
       _export(
           request.settings, run, folder, flags.export_client, flags.kept_round
       )
@@ -151,6 +167,7 @@ def main(flags: command_line.ParsedFlags) -> None:
           run,
           folder,
           reestimates_statistics=flags.reestimate_statistics,
+          balances_classes=flags.balance_classes,
           client=request.client,
           which=flags.kept_round,
       )
@@ -162,6 +179,7 @@ def evaluate(
     folder: pathlib.Path,
     *,
     reestimates_statistics: bool,
+    balances_classes: bool = False,
     client: Optional[str] = None,
     which: Optional[str] = None,
 ) -> None:
@@ -172,6 +190,7 @@ def evaluate(
     run: The run's folder; no other program may write into it.
     folder: The folder for the results.
     reestimates_statistics: Whether BN statistics are computed again.
+    balances_classes: Whether each class of a client counts alike in them.
     client: The name of the only client, see `Request`.
     which: The round, see `run_folder.models_folder`.
 
@@ -181,7 +200,7 @@ def evaluate(
   dependencies.require_tff()
   # Imported late: this takes seconds, and wrong flags are found without it.
   from tff_bn.programs.results import report
-  from tff_bn.programs.runs import run_building
+  from tff_bn.programs.testing import adapted_clients
   from tff_bn.programs.testing import detailed_evaluation
   from tff_bn.programs.testing import evaluation_file
   from tff_bn.programs.testing import model_evaluation
@@ -189,34 +208,17 @@ def evaluate(
   path = folder / run_folder.EVALUATION
   with command_line.checking_input():
     evaluation_file.read(path)  # A damaged file is found before the work.
-    saved, model = run_building.load_models(settings, run, which)
-    if reestimates_statistics and not model.has_batch_norm:
-      raise ValueError(
-          f'--reestimate_statistics has no effect: the model of --run={run} has'
-          ' no batch normalization.'
-      )
-    evaluation_file.check(path, model_evaluation.numbers(model))
-    settings, dataset = model_evaluation.as_domains(
+    settings, saved, model, data = _load(
         settings,
-        # Other labels, such as 0 and 1, could be of another task.
-        settings.replaced(task=saved.manifest['task']).load(
-            model_evaluation.class_names(saved),
-            model_evaluation.encoding(saved),
-        ),
+        run,
         client,
+        which,
+        '--reestimate_statistics' if reestimates_statistics else None,
+        balances_classes=balances_classes,
     )
-    data = model_evaluation.scale_as_in_training(
-        saved,
-        run_building.split_dataset(
-            # How clients were sampled, and what attackers did to labels, was
-            # for the training.
-            settings.replaced(
-                pixel_scaling=None, clients_per_round=None, attack=None
-            ),
-            dataset,
-        ),
-    )
-    model_evaluation.check_data(saved, model, data)
+    evaluation_file.check(path, model_evaluation.numbers(model))
+  if reestimates_statistics and not balances_classes:
+    adapted_clients.say_label_shift(data)
   details = detailed_evaluation.DetailedEvaluation(saved)
   results = model_evaluation.evaluate_run(
       saved,
@@ -233,6 +235,7 @@ def evaluate(
       run,
       saved.manifest['round'],
       reestimates_statistics=reestimates_statistics,
+      balances_classes=balances_classes,
   )
   detail_names = details.write(folder, run_folder.EVALUATED)
   num_others = evaluation_file.add(path, subject, results)
@@ -254,6 +257,158 @@ def evaluate(
     print(f'       (other evaluations in it: {num_others})')
   for name in detail_names:
     print(f'       {folder / name}')
+
+
+def _load(
+    settings: settings_lib.RunSettings,
+    run: pathlib.Path,
+    client: Optional[str],
+    which: Optional[str],
+    statistics_flag: Optional[str],
+    *,
+    balances_classes: bool,
+) -> '_Loaded':
+  """Loads what is evaluated.
+
+  Args:
+    settings: The run's settings, with the flags of the data.
+    run: The run's folder.
+    client: The name of the only client, see `Request`.
+    which: The round, see `run_folder.models_folder`.
+    statistics_flag: The flag that changes BN statistics, if one does.
+    balances_classes: Whether each class of a client counts alike.
+
+  Raises:
+    ValueError: If the data or the model can't be loaded, or does not fit.
+  """
+  from tff_bn import data as tff_bn_data
+  from tff_bn.programs.runs import run_building
+  from tff_bn.programs.testing import adapted_clients
+  from tff_bn.programs.testing import model_evaluation
+
+  saved, model = run_building.load_models(settings, run, which)
+  if statistics_flag is not None and not model.has_batch_norm:
+    raise ValueError(
+        f'{statistics_flag} has no effect: the model of --run={run} has no'
+        ' batch normalization.'
+    )
+  settings, dataset = model_evaluation.as_domains(
+      settings,
+      # Other labels, such as 0 and 1, could be of another task.
+      settings.replaced(task=saved.manifest['task']).load(
+          model_evaluation.class_names(saved),
+          model_evaluation.encoding(saved),
+      ),
+      client,
+  )
+  data = model_evaluation.scale_as_in_training(
+      saved,
+      run_building.split_dataset(
+          # How clients were sampled, what attackers did to labels, and which
+          # samples chose a round, was for the training.
+          settings.replaced(
+              pixel_scaling=None,
+              clients_per_round=None,
+              attack=None,
+              validation_share=None,
+          ),
+          dataset,
+      ),
+  )
+  model_evaluation.check_data(saved, model, data)
+  if balances_classes:
+    try:
+      data = tff_bn_data.with_balanced_classes(data, settings.seed)
+    except ValueError as error:
+      raise ValueError(f'--{run_flags.BALANCE_CLASSES}: {error}') from error
+    adapted_clients.say_missing_classes(data)
+  return _Loaded(settings, saved, model, data)
+
+
+def _adapt(
+    request: Request,
+    run: pathlib.Path,
+    folder: pathlib.Path,
+    flags: command_line.ParsedFlags,
+) -> None:
+  """Adapts the model of a run to clients, and saves and tests the models."""
+  dependencies.require_tff()
+  from tff_bn.programs.testing import adapted_clients
+  from tff_bn.programs.testing import evaluation_file
+  from tff_bn.programs.testing import model_evaluation
+  from tff_bn.training import later_clients
+  from tff_bn.training import saved_models
+
+  path = folder / run_folder.EVALUATION
+  with command_line.checking_input():
+    evaluation_file.read(path)
+    settings, saved, model, data = _load(
+        request.settings,
+        run,
+        request.client,
+        flags.kept_round,
+        f'--adapt={flags.adapt}',
+        balances_classes=flags.balance_classes,
+    )
+    evaluation_file.check(path, model_evaluation.numbers(model))
+    if flags.adapt == run_flags.BATCH_NORM:
+      try:
+        later_clients.batch_norm_only(model, saved.weights(model))
+      except ValueError as error:
+        raise ValueError(
+            f'--adapt={flags.adapt} is impossible with --run={run}: {error}'
+        ) from error
+  if flags.adapt == run_flags.STATISTICS and not flags.balance_classes:
+    adapted_clients.say_label_shift(data)
+  clients = list(
+      adapted_clients.adapt(
+          settings,
+          saved,
+          model,
+          data,
+          folder,
+          flags.adapt,
+          flags.adapt_epochs,
+          lambda weights, file: saved_models.export(model, weights, file),
+      )
+  )
+  subject = evaluation_file.Subject.of(
+      settings,
+      run,
+      saved.manifest['round'],
+      reestimates_statistics=False,
+      adapt=flags.adapt,
+      balances_classes=flags.balance_classes,
+  )
+  evaluation_file.add(path, subject, [client.after for client in clients])
+  print(f'{subject.describe()}\n')
+  print(adapted_clients.table(clients, _MAX_PRINTED_ROWS))
+  print()
+  for client in clients[:_MAX_PRINTED_ROWS]:
+    code = '; '.join(keras_files.loading_code(client.path))
+    print(f'{client.client_id}: {code}')
+  if len(clients) > _MAX_PRINTED_ROWS:
+    print(f'… and {len(clients) - _MAX_PRINTED_ROWS} more clients.')
+  _print_usage(settings, saved, run, flags.kept_round)
+  print(f'\nTable: {path}')
+
+
+def _print_usage(
+    settings: settings_lib.RunSettings,
+    saved: 'saved_models.SavedModels',
+    run: pathlib.Path,
+    which: Optional[str],
+) -> None:
+  """Prints the code that predicts with the Keras file of a client."""
+  code = keras_files.usage_code(
+      run_folder.models_folder(run, which),
+      saved.manifest,
+      settings.parsed_image_size,
+  )
+  if code:
+    what = 'targets' if saved.manifest['num_classes'] is None else 'classes'
+    print(f'To predict the {what} of samples x with such a model:')
+    print('\n'.join(f'  {line}' for line in code))
 
 
 def _export(
@@ -298,13 +453,7 @@ def _export(
     if client_id in new:
       note = ' (took no part in a round, so it uses the global model)'
     print(f'{client_id}{note}: {"; ".join(keras_files.loading_code(path))}')
-  code = keras_files.usage_code(
-      run / run_folder.MODEL, saved.manifest, settings.parsed_image_size
-  )
-  if code:
-    what = 'targets' if saved.manifest['num_classes'] is None else 'classes'
-    print(f'To predict the {what} of samples x with such a model:')
-    print('\n'.join(f'  {line}' for line in code))
+  _print_usage(settings, saved, run, which)
 
 
 def _predict(
@@ -362,13 +511,16 @@ PROGRAM = command_line.Program(
         ' client that did not train is --dataset=domains:NAME=DATASET.'
         f' {run_folder.EVALUATION} keeps evaluations on other data. With'
         " --export_client, writes clients' models as Keras files instead, and"
-        ' with --predict the predictions of a model for files.'
+        ' with --predict the predictions of a model for files. With --adapt,'
+        ' adapts the model to clients that join later, and saves theirs.'
     ),
     examples=(
         'tff-bn-evaluate --run=runs/train',
         'tff-bn-evaluate --run=runs/compare/runs/fedavg-seed0'
         ' --reestimate_statistics',
         'tff-bn-evaluate --run=runs/fedbn --dataset=domains:paris=folder:paris',
+        'tff-bn-evaluate --run=runs/fedbn --dataset=domains:paris=folder:paris'
+        ' --adapt=batch_norm',
         'tff-bn-evaluate --run=runs/fedbn --export_client=client_3,client_7',
         'tff-bn-evaluate --run=runs/fedbn --client=paris --predict=a.png,b.png',
     ),

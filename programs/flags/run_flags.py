@@ -8,6 +8,7 @@ from tff_bn.catalog import value_types
 from tff_bn.catalog.options import OWN_NAME
 from tff_bn.catalog.options import Condition
 from tff_bn.catalog.options import Option
+from tff_bn.catalog.options import only_for
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli import named_code
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
@@ -130,6 +131,31 @@ _OUTPUT = (
         False,
     ),
 )
+STATISTICS = 'statistics'
+BATCH_NORM = 'batch_norm'
+# Name -> how a model is adapted to a client that joins later.
+ADAPT = {
+    STATISTICS: (
+        "the BN statistics are computed again from the client's training data,"
+        ' without its labels'
+    ),
+    BATCH_NORM: (
+        "then the client's own scale, shift and statistics are trained on its"
+        ' labeled training data; all other weights stay as they are'
+    ),
+}
+BALANCE_CLASSES = 'balance_classes'
+
+
+def _without(name: str, description: str) -> Condition:
+  """Returns the condition that another option, which is none, is not given."""
+  return Condition(
+      name,
+      lambda flags: not getattr(flags, name),
+      f'has no effect with --{name}, {description}',
+  )
+
+
 _EVALUATION = (
     Option(
         'run',
@@ -158,6 +184,46 @@ _EVALUATION = (
         " over the data of all clients, for a client's test data over the data"
         ' of this client',
         False,
+        conditions=(_without('adapt', 'which decides what is adapted'),),
+    ),
+    Option(
+        'adapt',
+        value_types.Choice(ADAPT),
+        'Adapts the model of the run to each client of the data, tests it'
+        f' before and after, and saves it in {run_folder.EXPORTED}/. The other'
+        ' settings, such as the learning rate, are those of the run:\n'
+        + parts.listing(ADAPT),
+        default_text='none',
+        conditions=(
+            _without('export_client', 'which evaluates nothing'),
+            _without('predict', 'which evaluates nothing'),
+        ),
+    ),
+    Option(
+        'adapt_epochs',
+        value_types.POSITIVE_INTEGER,
+        f"Number of passes over a client's training data, with"
+        f' --adapt={BATCH_NORM}',
+        10,
+        conditions=(only_for('adapt', BATCH_NORM),),
+    ),
+    Option(
+        BALANCE_CLASSES,
+        value_types.BOOLEAN,
+        'Computes BN statistics as if a client had equally many training'
+        ' samples of each of its classes, which uses their labels: against'
+        ' label shift, see docs/programs.md',
+        False,
+        conditions=(
+            Condition(
+                'adapt',
+                lambda flags: (
+                    flags.reestimate_statistics or flags.adapt == STATISTICS
+                ),
+                'has an effect with --reestimate_statistics and'
+                f' --adapt={STATISTICS} only',
+            ),
+        ),
     ),
     Option(
         'export_client',

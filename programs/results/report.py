@@ -449,7 +449,7 @@ def evaluation_table(
 
   If BN statistics were reestimated, the table says from which data.
   """
-  kinds = [_evaluated_kind(name) for name in evaluations[0].metrics]
+  kinds = [evaluated_kind(name) for name in evaluations[0].metrics]
   titles = [f'{kind.heading}{kind.unit}' for kind in kinds]
   cells = [['Test data', 'Model', 'Examples', *titles]]
   if reestimated:
@@ -472,7 +472,7 @@ def evaluation_table(
   return tables.markdown(cells)
 
 
-def _evaluated_kind(name: str) -> columns.Kind:
+def evaluated_kind(name: str) -> columns.Kind:
   """Returns the kind of a number in `Evaluation.metrics`."""
   if name == columns.LOSS.name:
     return dataclasses.replace(columns.LOSS, digits=4)

@@ -17,6 +17,8 @@ from tff_bn.training import manifests
 # The values of `Subject.statistics`.
 SAVED = 'saved'
 REESTIMATED = 'reestimated'
+_ADAPTED = 'adapted: '
+_BALANCED = ', balanced classes'
 _RUN_SCALING = 'pixel_scaling'
 
 
@@ -29,7 +31,8 @@ class Subject:
     rounds: The number of rounds that its models have trained.
     dataset: The dataset.
     data_flags: The other flags of the data and its split, as one writes them.
-    statistics: Which BN statistics are used, `saved` or `reestimated`.
+    statistics: Which BN statistics are used, `saved` or `reestimated`, or how
+      models were adapted, see `of`.
   """
 
   run: str
@@ -46,12 +49,19 @@ class Subject:
       round_num: int,
       *,
       reestimates_statistics: bool,
+      adapt: Optional[str] = None,
+      balances_classes: bool = False,
   ) -> 'Subject':
     """Returns the subject of the evaluation of a run.
 
     The settings are the run's, with the flags of the data. The models are those
     after the round `round_num`.
     """
+    statistics = REESTIMATED if reestimates_statistics else SAVED
+    if adapt is not None:
+      statistics = f'{_ADAPTED}{adapt}'
+    if balances_classes:
+      statistics += _BALANCED
     texts = settings.to_flags()
     return cls(
         str(run.resolve()),
@@ -62,14 +72,19 @@ class Subject:
             for name in data_flags.DataFlags.specs()
             if name in texts and name not in ('dataset', _RUN_SCALING)
         ),
-        REESTIMATED if reestimates_statistics else SAVED,
+        statistics,
     )
 
   def describe(self) -> str:
     """Returns a line for the table of the evaluation."""
     statistics = ''
-    if self.statistics == REESTIMATED:
+    if self.statistics.startswith(REESTIMATED):
       statistics = ', with BN statistics that are computed again'
+    elif self.statistics.startswith(_ADAPTED):
+      how = self.statistics.removeprefix(_ADAPTED).removesuffix(_BALANCED)
+      statistics = f', adapted by --adapt={how}'
+    if self.statistics.endswith(_BALANCED):
+      statistics += ', each class counts alike'
     return (
         f'{self.run} after {self.rounds} rounds, on --dataset={self.dataset}'
         f' {self.data_flags}{statistics}:'

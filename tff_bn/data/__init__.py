@@ -21,6 +21,7 @@ _MEMBERS = {
     'from_datasets': 'own_clients',
     'load_dataset': 'loading',
     'split_dataset': 'splitting',
+    'with_balanced_classes': 'class_balance',
     'with_flipped_labels': 'label_flipping',
 }
 

@@ -398,9 +398,7 @@ def _aucs(is_positive: np.ndarray, scores: np.ndarray) -> np.ndarray:
   return found
 
 
-def calibration_error(
-    is_right: np.ndarray, confidences: np.ndarray
-) -> float:
+def calibration_error(is_right: np.ndarray, confidences: np.ndarray) -> float:
   """Returns the expected calibration error of predictions.
 
   The confidence of a prediction is the probability that the model gives to the

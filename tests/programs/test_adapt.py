@@ -1,0 +1,161 @@
+"""`tff-bn-evaluate --adapt`: clients that join after the training."""
+
+import csv_rows
+import keras
+import numpy as np
+import pytest
+import tiny_runs
+
+from tff_bn.programs import evaluate
+from tff_bn.programs import train
+from tff_bn.programs.testing import adapted_clients
+from tff_bn.training import saved_models
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('adapt') / 'run'
+  arguments = [
+      *('--algorithm=fedbn', '--dataset=digits', '--model=mlp3'),
+      *('--split=iid', '--num_clients=2', '--rounds=2', '--local_epochs=1'),
+      *('--batch_size=32', f'--output_dir={folder}'),
+  ]
+  assert train.run(arguments) == 0
+  return folder
+
+
+@pytest.fixture(scope='module')
+def later(tmp_path_factory):
+  """A client with little contrast, and few pictures of most classes."""
+  path = tmp_path_factory.mktemp('later') / 'paris.npz'
+  dataset = tiny_runs.split().dataset
+  x, y = 0.5 + 0.2 * dataset.x_train, dataset.y_train
+  keep = np.sort(
+      np.concatenate(
+          [
+              np.flatnonzero(y == label)[: 60 if label == 3 else 8]
+              for label in range(10)
+              if label != 7
+          ]
+      )
+  )
+  np.savez(
+      path,
+      x_train=x[keep],
+      y_train=y[keep],
+      x_test=0.5 + 0.2 * dataset.x_test,
+      y_test=dataset.y_test,
+  )
+  return path
+
+
+def _adapt(run, later, out, *arguments):
+  return evaluate.run(
+      [
+          *(f'--run={run}', f'--dataset=domains:paris=npz:{later}'),
+          *(f'--output_dir={out}', *arguments),
+      ]
+  )
+
+
+def _model(out):
+  stem = saved_models.client_file_stem('paris')
+  return keras.models.load_model(out / f'exported_clients/{stem}.keras')
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'name'),
+    [
+        (['--adapt=statistics'], 'adapted: statistics'),
+        (
+            ['--adapt=statistics', '--balance_classes'],
+            'adapted: statistics, balanced classes',
+        ),
+        (['--adapt=batch_norm', '--adapt_epochs=2'], 'adapted: batch_norm'),
+    ],
+)
+def test_saved_model_has_the_printed_accuracy(
+    run, later, arguments, name, tmp_path, capsys
+):
+  before = csv_rows.read(run / 'metrics.csv')
+  assert _adapt(run, later, tmp_path, *arguments) == 0
+  captured = capsys.readouterr()
+  (row,) = csv_rows.read(tmp_path / 'evaluation.csv')
+  assert (row['model'], row['client']) == (adapted_clients.ADAPTED, 'paris')
+  assert row['statistics'] == name
+  with np.load(later) as arrays:
+    # The tests of a client are of the classes that it has.
+    known = arrays['y_test'] != 7
+    x, y = np.float32(arrays['x_test'][known]), arrays['y_test'][known]
+    number = len(arrays['y_train'])
+  adapted = _model(tmp_path)
+  accuracy = np.mean(adapted.predict(x, verbose=0).argmax(axis=-1) == y)
+  assert float(row['accuracy']) == pytest.approx(accuracy, abs=1e-6)
+  old = tiny_runs.load(run)
+  old_accuracy = np.mean(old.predict(x, verbose=0).argmax(axis=-1) == y)
+  assert csv_rows.cells(captured.out)[2] == [
+      *('paris', str(number), str(len(y))),
+      *(f'{100 * value:.1f}' for value in (old_accuracy, accuracy)),
+  ]
+  assert accuracy > old_accuracy + 0.2
+  # Kernels are those of the run.
+  np.testing.assert_array_equal(old.weights[0], adapted.weights[0])
+  # The output says what label shift does, or what can't be balanced.
+  if name == 'adapted: statistics':
+    assert '% of its training samples are of the class 3' in captured.err
+  assert ('no training samples of 7' in captured.err) == ('balanced' in name)
+  assert csv_rows.read(run / 'metrics.csv') == before
+
+
+def test_each_client_of_a_run(run, tmp_path, capsys):
+  arguments = [f'--run={run}', '--adapt=statistics', f'--output_dir={tmp_path}']
+  assert evaluate.run(arguments) == 0
+  capsys.readouterr()
+  rows = csv_rows.read(tmp_path / 'evaluation.csv')
+  assert [row['client'] for row in rows] == ['client_0', 'client_1']
+  assert len(list((tmp_path / 'exported_clients').iterdir())) == 2
+
+
+def test_balanced_statistics_of_an_evaluation(run, later, tmp_path, capsys):
+  assert _adapt(run, later, tmp_path, '--adapt=statistics') == 0
+  arguments = ['--reestimate_statistics', '--balance_classes']
+  assert _adapt(run, later, tmp_path, *arguments) == 0
+  capsys.readouterr()
+  rows = csv_rows.read(tmp_path / 'evaluation.csv')
+  assert [row['statistics'] for row in rows] == [
+      'adapted: statistics',
+      *['reestimated, balanced classes'] * 2,
+  ]
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (
+            ['--adapt=batch_norm', '--balance_classes'],
+            '--balance_classes=true has an effect with',
+        ),
+        (['--adapt_epochs=3'], '--adapt_epochs=3 is only for --adapt=batch_n'),
+        (
+            ['--adapt=statistics', '--predict=a.png'],
+            '--adapt=statistics has no effect with --predict',
+        ),
+        (
+            ['--adapt=statistics', '--reestimate_statistics'],
+            '--reestimate_statistics=true has no effect with --adapt',
+        ),
+        (['--adapt=all'], '--adapt=all: must be'),
+    ],
+)
+def test_wrong_flags(run, arguments, message, capsys):
+  assert evaluate.run([f'--run={run}', *arguments]) == 2
+  assert message in capsys.readouterr().err
+
+
+def test_model_without_batch_norm(tmp_path, capsys):
+  folder = tmp_path / 'run'
+  arguments = [*tiny_runs.FLAGS, '--normalization=none']
+  assert train.run([*arguments, f'--output_dir={folder}']) == 0
+  for how in ('statistics', 'batch_norm'):
+    assert evaluate.run([f'--run={folder}', f'--adapt={how}']) == 2
+    assert f'--adapt={how} has no effect: the model' in capsys.readouterr().err
