@@ -148,9 +148,7 @@ def write(folder: pathlib.Path, page: Page) -> None:
           client_cells=_client_cells(
               clients, list(dict.fromkeys(run.name for run in page.runs)), kind
           ),
-          details=page_details.section(
-              page.runs, page.folders, page.data.task
-          ),
+          details=page_details.section(page.runs, page.folders, page.data.task),
           hidden_clients=len(page.data.client_ids) > charts.MAX_CLIENTS,
           figures=_figures(folder),
           run_cells=run_cells,

@@ -32,7 +32,7 @@ def _calibration_error(is_right, confidences):
       curve = calibration.calibration_curve(
           is_right[inside], confidences[inside], n_bins=1
       )
-      ((share,), (mean,)) = curve
+      (share,), (mean,) = curve
       error += abs(share - mean) * inside.mean()
   return error
 
@@ -122,9 +122,7 @@ def test_multilabel(num_examples, num_labels, seed):
             *pair, labels=[1], zero_division=np.nan
         )
     )
-    ((tn, fp), (fn, tp)) = sklearn_metrics.confusion_matrix(
-        *pair, labels=[0, 1]
-    )
+    (tn, fp), (fn, tp) = sklearn_metrics.confusion_matrix(*pair, labels=[0, 1])
     expected = dict(
         num_examples=count[0],
         precision=precision[0],

@@ -97,7 +97,9 @@ def test_large_pages_name_the_file(tmp_path, monkeypatch):
   ]
 
 
-@pytest.mark.parametrize(('num_classes', 'is_drawn'), [(100, True), (101, False)])
+@pytest.mark.parametrize(
+    ('num_classes', 'is_drawn'), [(100, True), (101, False)]
+)
 def test_matrices_that_are_too_large(num_classes, is_drawn, tmp_path):
   _write(tmp_path / 'run', num_classes=num_classes)
   found = page_details.section([_run()], [tmp_path / 'run'], 'classification')

@@ -149,9 +149,7 @@ def test_evaluation_of_other_data(run, tmp_path, capsys):
   assert evaluate.run([*arguments, f'--output_dir={output}']) == 0
   clients = [row['client'] for row in csv_rows.read(output / 'evaluation.csv')]
   assert sorted(clients) == sorted(['', *_CLIENTS])
-  _check_files(
-      run, output, 'evaluation_', later, _classes(run), clients[1:]
-  )
+  _check_files(run, output, 'evaluation_', later, _classes(run), clients[1:])
   assert not stale.exists()
   assert csv_rows.contents(run) == before
   out = capsys.readouterr().out
@@ -235,7 +233,9 @@ def test_binary_run_with_outputs_that_are_nan(tmp_path, capsys):
   )
   assert [float(row['recall']) for row in rows] == pytest.approx(recall)
   assert [row['auc'] for row in rows] == [None, None]
-  assert _read(run / 'evaluation_calibration.csv')[0]['calibration_error'] is None
+  assert (
+      _read(run / 'evaluation_calibration.csv')[0]['calibration_error'] is None
+  )
   missed = [
       (row['true'], int(row['count']))
       for row in _read(run / 'evaluation_confusion.csv')
