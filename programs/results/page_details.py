@@ -163,7 +163,9 @@ def _of_runs(
 
 
 def _undefined(task: str) -> str:
-  example = 'the precision of one that is never predicted'
+  example = (
+      f'the precision of a {detailed_tables.noun(task)} without predictions'
+  )
   if task == tasks.REGRESSION:
     example = 'R² of a single example'
   return f'–: undefined, such as {example}.'
