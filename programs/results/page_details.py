@@ -137,7 +137,8 @@ def _caption(text: str, details: detailed_tables.Details) -> str:
   """Adds what is known of a whole model to its name."""
   parts = [text]
   if details.num_examples is not None:
-    parts.append(f'{details.num_examples} examples')
+    number = details.num_examples
+    parts.append(f'{number} example{"" if number == 1 else "s"}')
   parts.append(detailed_tables.calibration(details))
   return ', '.join(filter(None, parts))
 
