@@ -214,7 +214,7 @@ def _rows(
 
 
 def _number(text: str) -> _Number:
-  return float(text) if text else None
+  return None if text == '' else float(text)  # No text is a TypeError.
 
 
 def noun(task: str) -> str:
@@ -256,7 +256,7 @@ def calibration(details: Details) -> str:
 
 
 def markdown(task: str, details: Details) -> str:
-  """Returns a table of the first classes, labels or targets for the terminal."""
+  """Returns the table for the terminal, of the first classes or targets."""
   lines = [
       # A row of the table is one line.
       [' '.join(name.splitlines()), *texts]

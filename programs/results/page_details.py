@@ -137,7 +137,8 @@ def _caption(text: str, details: detailed_tables.Details) -> str:
   """Adds what is known of a whole model to its name."""
   parts = [text]
   if details.num_examples is not None:
-    parts.append(f'{details.num_examples} examples')
+    number = details.num_examples
+    parts.append(f'{number} example{"" if number == 1 else "s"}')
   parts.append(detailed_tables.calibration(details))
   return ', '.join(filter(None, parts))
 
@@ -163,7 +164,9 @@ def _of_runs(
 
 
 def _undefined(task: str) -> str:
-  example = 'the precision of one that is never predicted'
+  example = (
+      f'the precision of a {detailed_tables.noun(task)} without predictions'
+  )
   if task == tasks.REGRESSION:
     example = 'R² of a single example'
   return f'–: undefined, such as {example}.'

@@ -119,6 +119,22 @@ class TestEvaluator:
     np.testing.assert_allclose(result['accuracy'], accuracy, rtol=1e-6)
     assert result['num_examples'] == 11
 
+  def test_labels_and_outputs_of_each_batch(self, model, evaluator):
+    x, y = _examples(11)
+    for seed in (0, 1):
+      weights = _random_weights(model, seed)
+      parts = list(evaluator.outputs(weights, _batches((x, y), 4)))
+      assert [len(labels) for labels, _ in parts] == [4, 4, 3]
+      found_y, outputs = map(np.concatenate, zip(*parts))
+      np.testing.assert_array_equal(found_y, y)
+      expected = _dense_predictions(weights, x)
+      np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-4)
+      result = evaluator.evaluate(weights, _batches((x, y), 4))
+      assert result['accuracy'] == pytest.approx(
+          (outputs.argmax(1) == y).mean()
+      )
+    assert not list(evaluator.outputs(weights, _batches((x[:0], y[:0]), 4)))
+
   def test_batches_of_another_type(self, model, evaluator):
     x, y = _examples(4)
     with pytest.raises(

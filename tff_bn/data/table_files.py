@@ -118,7 +118,7 @@ def _read_csv(
   if not os.path.isdir(path):
     return parts[0], None
   names = [os.path.basename(file) for file in files]
-  clients = np.repeat(
+  clients: np.ndarray = np.repeat(
       np.array([name.split('.csv')[0] for name in names]),
       [len(part) for part in parts],
   )

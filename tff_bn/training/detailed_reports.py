@@ -63,14 +63,14 @@ def detailed_report(
   of a target that needs an output that is not finite. An example with an output
   NaN has no predicted class and counts as missed: it lowers the recall.
 
-  | task | metrics |
-  | --- | --- |
-  | classification, binary | `num_examples` of the class, `precision`, `recall`,\
- `f1`, `auc` (one class against the others) |
-  | multilabel | the same of each label, and `true_positives`,\
- `false_positives`, `false_negatives`, `true_negatives` |
-  | segmentation | `num_pixels` of the class, `dice`, `precision`, `recall` |
-  | regression | `num_examples`, `mae`, `rmse`, `r2` |
+  The metrics of each task are:
+
+  *   Classification and binary: `num_examples` of the class, `precision`,
+      `recall`, `f1`, and `auc`, of this class against the others.
+  *   Multi-label: the same of the label, and `true_positives`,
+      `false_positives`, `false_negatives`, `true_negatives`.
+  *   Segmentation: `num_pixels` of the class, `dice`, `precision`, `recall`.
+  *   Regression: `num_examples`, `mae`, `rmse`, `r2`.
 
   Args:
     task: A key of `tff_bn.catalog.tasks.TASKS`.
@@ -282,7 +282,7 @@ def _of_pixels(
 ) -> DetailedReport:
   """Reports a segmentation from the sum of the batches' confusions."""
   num_classes, num_examples = len(names), 0
-  counts = np.zeros((num_classes, num_classes + 1), np.int64)
+  counts: np.ndarray = np.zeros((num_classes, num_classes + 1), np.int64)
   for y, logits in batches:
     num_examples += len(y)
     counts += _count(

@@ -32,7 +32,7 @@ def test_files_are_read_as_they_were_written(task, tmp_path):
       _details(task, names=names, nan=[1]),
       _details(task, 'own', 'c,1', names, 1),
       _details(task, 'global', 'none', names, 2, 0),
-      _details(task, 'own', '', names, 3, 1),
+      _details(task, 'own', ' ', names, 3, 1),
   ]
   for name, text in detailed_tables.to_csv(task, details).items():
     (tmp_path / name).write_text(text, encoding='utf-8')
@@ -40,7 +40,7 @@ def test_files_are_read_as_they_were_written(task, tmp_path):
     assert {len(row) for row in rows} == {len(rows[0])}
   assert detailed_tables.read(tmp_path, task) == details
   whole = detailed_tables.read(tmp_path, task, only_global=True)
-  assert whole == [details[0], details[3]] or whole == details[:1]
+  assert whole == details[:1]
 
 
 def test_files_that_are_missing_or_damaged(tmp_path):
@@ -97,7 +97,7 @@ def test_few_classes_are_printed():
 @pytest.mark.parametrize(
     ('task', 'titles'),
     [
-        ('multilabel', ['Label', *'TP FP FN TN'.split()]),
+        ('multilabel', ['Label', 'TP', 'FP', 'FN', 'TN']),
         ('regression', ['Target', 'MAE', 'RMSE', 'R²']),
     ],
 )

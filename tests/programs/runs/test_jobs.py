@@ -313,6 +313,11 @@ def test_statistics_that_hardly_move_are_warned_of(
     )
 
   monkeypatch.setattr(training, 'train', train)
+  # There is no model.
+  monkeypatch.setattr(
+      jobs.detailed_evaluation, 'evaluate_final_models', lambda *args: ()
+  )
+  monkeypatch.setattr(jobs.finished, 'add_result', lambda *args: None)
   with warnings.catch_warnings():
     warnings.simplefilter('error', training.KeptStatisticsWarning)
     jobs.train_one(job)
