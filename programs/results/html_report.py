@@ -64,7 +64,6 @@ _VERSIONS = ('tff_bn', 'tensorflow-federated', 'tensorflow', 'keras', 'python')
 _FILES = {
     run_folder.METRICS: 'metrics',
     run_folder.FLAGS_FILE: 'flags',
-    f'{run_folder.MODEL}/{run_folder.MODEL_FILE}': 'model',
 }
 
 
@@ -412,9 +411,11 @@ def _runs(
         for number in (seconds, of_client)
     ]
     links = [('folder', _link(folder, run, '.'))]
+    model = run_folder.models_folder(run) / run_folder.MODEL_FILE
+    files_of_run = {**_FILES, str(model.relative_to(run)): 'model'}
     links += [
         (title, _link(folder, run, name))
-        for name, title in _FILES.items()
+        for name, title in files_of_run.items()
         if (run / name).exists()
     ]
     all_links.append(links)
