@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import csv
 import dataclasses
 import functools
+import math
 import pathlib
 import statistics
 from typing import Optional
@@ -20,6 +21,7 @@ from tff_bn.programs.plan import axes
 from tff_bn.programs.results import tables
 from tff_bn.programs.runs import run_folder
 from tff_bn.training import best_round
+from tff_bn.training import client_metrics
 from tff_bn.training import measures
 
 Row = Mapping[str, float]
@@ -480,10 +482,11 @@ def evaluated_kind(name: str) -> columns.Kind:
 
 
 def describe_evaluation(evaluations: Sequence[Evaluation]) -> str:
-  """Describes what was evaluated in lines, in the words of `describe_last`.
+  """Describes what was evaluated in lines, in the words of `describe_end`.
 
   They have the metrics of the global model on the whole test set and, if
-  clients have test data, the means over the clients' models on it.
+  clients have test data, the means over the clients' models on it, and how the
+  main one differs between clients.
   """
   rows = [row for row in evaluations if row.num_examples]
   clients = [row for row in rows if row.client]
@@ -491,6 +494,8 @@ def describe_evaluation(evaluations: Sequence[Evaluation]) -> str:
       measures.GLOBAL_MODEL: _mean_metrics([r for r in rows if not r.client]),
       measures.OWN_DATA: _mean_metrics(clients),
   }
+  if len(clients) > 1:
+    measured |= _spread(clients)
   num_clients = len(clients)
   lines = [
       f'Means over {num_clients} client{"" if num_clients == 1 else "s"}:',
@@ -503,6 +508,23 @@ def describe_evaluation(evaluations: Sequence[Evaluation]) -> str:
         f' {measures.OWN_MODELS}.'
     )
   return '\n'.join(lines)
+
+
+def _spread(clients: Sequence[Evaluation]) -> dict[str, dict[str, float]]:
+  """Returns how the main metric differs between clients, see `spread`."""
+  name = next(iter(clients[0].metrics))
+  values = [row.metrics[name] for row in clients]
+  found = client_metrics.spread(
+      [math.nan if value is None else value for value in values],
+      best_round.kind(name).higher_is_better,
+  )
+  return {
+      measured: {name: number}
+      for measured, number in zip(
+          (measures.CLIENT_SPREAD, measures.WORST_CLIENTS), found
+      )
+      if not math.isnan(number)
+  }
 
 
 def _mean_metrics(evaluations: Sequence[Evaluation]) -> dict[str, float]:

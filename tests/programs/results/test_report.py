@@ -312,19 +312,27 @@ def test_evaluations_have_the_names_of_the_training():
   )
   assert lines[:2] == [
       'Means over 2 clients:',
-      '  global model on the whole test set:              loss 0.2500, accuracy'
-      ' 0.6250',
+      '  global model on the whole test set:                     loss 0.2500,'
+      ' accuracy 0.6250',
   ]
-  assert lines[2] == f'  {of_each_client}: loss 1.5000, accuracy 0.7500'
+  assert lines[2] == (
+      f'  {of_each_client}:        loss 1.5000, accuracy 0.7500'
+  )
+  own_data = of_each_client.removesuffix(' (mean)')
+  assert lines[3:5] == [
+      f'  {own_data} (deviation):   accuracy 0.2500',
+      f'  {own_data} (worst tenth): accuracy 0.5000',
+  ]
   # The other number of the training is named as another one.
-  assert lines[3].startswith('The global model is merged from the own models.')
-  assert lines[3].endswith(f'another number: {means_of_own}.')
+  assert lines[5].startswith('The global model is merged from the own models.')
+  assert lines[5].endswith(f'another number: {means_of_own}.')
   # Without own models there is no other number.
   shared = [dataclasses.replace(e, model='global') for e in evaluations]
-  assert report.describe_evaluation(shared).splitlines() == lines[:3]
+  assert report.describe_evaluation(shared).splitlines() == lines[:5]
   assert report.describe_evaluation(shared[:1]).splitlines() == [
       'Means over 0 clients:',
-      lines[1].replace('set:  ', 'set:  '),
+      '  global model on the whole test set:              loss 0.2500, accuracy'
+      ' 0.6250',
   ]
 
 
