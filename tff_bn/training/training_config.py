@@ -16,6 +16,7 @@ MAY_CHANGE = (
     'checkpoint_every',
     'max_failed_rounds',
     'save_client_models',
+    'export',
 )
 
 
@@ -43,6 +44,10 @@ class TrainingConfig:
       clients. If there are more, the seed determines a choice.
     save_client_models: The clients whose own models are saved as Keras files at
       the end: 'none', 'sampled' or 'all', see `run_entries.SAVE_CLIENT_MODELS`.
+    export: Which inputs the saved Keras files take: 'raw', samples before their
+      resizing and scaling, or 'training', see `run_entries.EXPORT`. Where raw
+      samples are impossible, because the domains' values were divided by
+      different numbers, the files take the inputs of the training.
   """
 
   rounds: int
@@ -56,16 +61,20 @@ class TrainingConfig:
   max_failed_rounds: int = 10
   max_evaluation_clients: int = measures.MAX_CLIENTS
   save_client_models: str = 'none'
+  export: str = run_entries.RAW
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
-      if field.name in ('seed', 'save_client_models') or value is None:
+      if isinstance(field.default, str) or field.name == 'seed':
+        continue  # They are checked below.
+      if value is None:
         continue
       value_types.POSITIVE_INTEGER.check(field.name, value)
     value_types.Choice(run_entries.SAVE_CLIENT_MODELS).check(
         'save_client_models', self.save_client_models
     )
+    value_types.Choice(run_entries.EXPORT).check('export', self.export)
     value_types.SEED.check('seed', self.seed)
     if (self.local_steps is None) == (self.local_epochs is None):
       raise ValueError(
