@@ -85,6 +85,7 @@ def plan(flags: command_line.ParsedFlags) -> comparison_lib.Comparison:
   Raises:
     ValueError: If flags contradict one another.
   """
+  algorithm_flags.ComparisonFlags.check(flags)
   swept = sweeps.swept_axes(flags)
   if flags.is_given('algorithms'):
     algorithms = sweeps.algorithm_axis(flags)
@@ -305,12 +306,15 @@ def _read_results(
           rows[run.folder],
           comparison.further_flags(run),
           settings_lib.has_client_models(run.settings),
+          keep_best=run.settings.keep_best,
       )
       for run in comparison.runs
   ]
   table = report.results(runs, average_last)
   # A short run has fewer evaluated rounds.
-  num_averaged = max(len(report.last_rows(run, average_last)) for run in runs)
+  num_averaged = max(
+      len(report.counted_rows(run, average_last)) for run in runs
+  )
   names = [axis.name for axis in comparison.axes]
   sentences: Sequence[str] = ()
   if planned.show is None:

@@ -23,6 +23,7 @@ from tff_bn.programs.runs import finished_run
 from tff_bn.programs.runs import run_folder
 from tff_bn.programs.testing import keras_files
 from tff_bn.training import folder_lock
+from tff_bn.training import measures
 
 # The file has all rows.
 _MAX_PRINTED_ROWS = 100
@@ -132,9 +133,18 @@ def main(flags: command_line.ParsedFlags) -> None:
       # No other program may write into it meanwhile.
       stack.enter_context(folder_lock.hold(run, shared=True))
     if flags.export_client is not None:
-      _export(request.settings, run, folder, flags.export_client)
+      _export(
+          request.settings, run, folder, flags.export_client, flags.kept_round
+      )
     elif flags.predict is not None:
-      _predict(request.settings, run, folder, flags.predict, flags.client)
+      _predict(
+          request.settings,
+          run,
+          folder,
+          flags.predict,
+          flags.client,
+          flags.kept_round,
+      )
     else:
       evaluate(
           request.settings,
@@ -142,6 +152,7 @@ def main(flags: command_line.ParsedFlags) -> None:
           folder,
           reestimates_statistics=flags.reestimate_statistics,
           client=request.client,
+          which=flags.kept_round,
       )
 
 
@@ -152,6 +163,7 @@ def evaluate(
     *,
     reestimates_statistics: bool,
     client: Optional[str] = None,
+    which: Optional[str] = None,
 ) -> None:
   """Evaluates a run, and writes and prints the results.
 
@@ -161,6 +173,7 @@ def evaluate(
     folder: The folder for the results.
     reestimates_statistics: Whether BN statistics are computed again.
     client: The name of the only client, see `Request`.
+    which: The round, see `run_folder.models_folder`.
 
   Raises:
     UsageError: If the data or the model can't be loaded.
@@ -169,13 +182,14 @@ def evaluate(
   # Imported late: this takes seconds, and wrong flags are found without it.
   from tff_bn.programs.results import report
   from tff_bn.programs.runs import run_building
+  from tff_bn.programs.testing import detailed_evaluation
   from tff_bn.programs.testing import evaluation_file
   from tff_bn.programs.testing import model_evaluation
 
   path = folder / run_folder.EVALUATION
   with command_line.checking_input():
     evaluation_file.read(path)  # A damaged file is found before the work.
-    saved, model = run_building.load_models(settings, run)
+    saved, model = run_building.load_models(settings, run, which)
     if reestimates_statistics and not model.has_batch_norm:
       raise ValueError(
           f'--reestimate_statistics has no effect: the model of --run={run} has'
@@ -203,6 +217,7 @@ def evaluate(
         ),
     )
     model_evaluation.check_data(saved, model, data)
+  details = detailed_evaluation.DetailedEvaluation(saved)
   results = model_evaluation.evaluate_run(
       saved,
       model,
@@ -210,12 +225,20 @@ def evaluate(
       reestimation_batch_size=(
           settings.batch_size if reestimates_statistics else None
       ),
+      visit=details.add,
   )
   folder.mkdir(parents=True, exist_ok=True)
   subject = evaluation_file.Subject.of(
-      settings, run, reestimates_statistics=reestimates_statistics
+      settings,
+      run,
+      saved.manifest['round'],
+      reestimates_statistics=reestimates_statistics,
   )
+  detail_names = details.write(folder, run_folder.EVALUATED)
   num_others = evaluation_file.add(path, subject, results)
+  if saved.manifest.get('kept_for') is not None:
+    best = report.describe_validated(saved.manifest['kept_for'])
+    print(f'Of the round with the best {best}:')
   print(f'{subject.describe()}\n')
   print(
       report.evaluation_table(
@@ -225,9 +248,12 @@ def evaluate(
   if len(results) > _MAX_PRINTED_ROWS:
     print(f'\n… and {len(results) - _MAX_PRINTED_ROWS} more rows in the table.')
   print(f'\n{report.describe_evaluation(results)}')
+  print(f'\n{measures.GLOBAL_MODEL.capitalize()}:\n\n{details.describe()}')
   print(f'\nTable: {path}')
   if num_others:
     print(f'       (other evaluations in it: {num_others})')
+  for name in detail_names:
+    print(f'       {folder / name}')
 
 
 def _export(
@@ -235,6 +261,7 @@ def _export(
     run: pathlib.Path,
     folder: pathlib.Path,
     client_ids: Sequence[str],
+    which: Optional[str],
 ) -> None:
   """Writes the models of clients as Keras files into a folder."""
   dependencies.require_tff()
@@ -244,7 +271,7 @@ def _export(
 
   numbers = dict.fromkeys(client_ids, 0)
   with command_line.checking_input():
-    saved, model = run_building.load_models(settings, run)
+    saved, model = run_building.load_models(settings, run, which)
     if not saved.client_ids:
       raise ValueError(
           f'--export_client={",".join(client_ids)} has no effect: the clients'
@@ -289,6 +316,7 @@ def _predict(
     folder: pathlib.Path,
     paths: Sequence[str],
     client: Optional[str],
+    which: Optional[str],
 ) -> None:
   """Writes predictions for files, and prints the first ones."""
   dependencies.require_tff()
@@ -296,7 +324,7 @@ def _predict(
   from tff_bn.programs.testing import predictions
 
   with command_line.checking_input():
-    saved, model = run_building.load_models(settings, run)
+    saved, model = run_building.load_models(settings, run, which)
     predictions.check_task(saved.manifest['task'], run)
     predictions.check_client(saved, client, run)
     samples = predictions.read(paths, saved, settings.parsed_image_size)

@@ -82,9 +82,15 @@ def _print_result(
 
   trust = settings_lib.trust_flag(settings)
   evaluate = f'tff-bn-evaluate --run={folder}{trust}'
-  rows = report.read_rows(folder)
-  print(report.describe_last(rows, settings_lib.has_client_models(settings)))
-  models = folder / run_folder.MODEL
+  run = report.Run(
+      {},
+      settings.seed,
+      report.read_rows(folder),
+      has_client_models=settings_lib.has_client_models(settings),
+      keep_best=settings.keep_best,
+  )
+  print(report.describe_end(run))
+  models = run_folder.models_folder(folder)
   code = keras_files.prediction_code(
       models / run_folder.MODEL_FILE,
       finished.read_models_manifest(models),
@@ -139,6 +145,7 @@ def _train_and_plot(
       report.read_rows(folder),
       has_client_models=settings_lib.has_client_models(settings),
       loss=tasks.loss_of(job.data.task, settings.loss).word,
+      keep_best=settings.keep_best,
   )
   data_title = jobs.describe_data(settings, job.data)
   title = f'{settings.algorithm}: {data_title}'

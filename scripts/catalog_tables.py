@@ -36,7 +36,7 @@ def _columns() -> Cells:
         [
             f'`{column.name}`',
             column.title if column.in_table else '–',
-            'mean' if column.kind.is_averaged else 'last round',
+            'mean' if column.kind.is_averaged else 'of all rounds',
             column.explanation or measures.name(column.name, None),
         ]
     )

@@ -101,7 +101,9 @@ def test_python_code_runs(page, tmp_path, monkeypatch, toy):
 def _check_training_in_python(namespace):
   model, federated = (namespace[name] for name in ('model', 'federated'))
   x, y = federated.dataset.x_test, federated.dataset.y_test
-  results = namespace['evaluate'](*namespace['best'])
+  results = namespace['evaluate'](
+      *namespace['best'], namespace['federated'].client_test_dataset
+  )
   assert list(results) == namespace['names']
   # Keras's own `evaluate` is the truth.
   for name, weights in namespace['best_weights'].items():

@@ -27,6 +27,7 @@ from tff_bn.programs.results import html_report
 from tff_bn.programs.results import report
 from tff_bn.programs.runs import run_folder
 from tff_bn.programs.testing import evaluation_file
+from tff_bn.training import finished as finished_lib
 from tff_bn.training import measures
 
 _PLOT = 'experiment'
@@ -228,8 +229,9 @@ def by_client(
   """
   found: list[tuple[str, dict[str, Any]]] = []
   if not all(column.startswith(_HELD_OUT) for column in columns):
+    models = finished_lib.read_models_manifest(run_folder.models_folder(path))
     subject = evaluation_file.Subject.of(
-        run.settings, path, reestimates_statistics=False
+        run.settings, path, models['round'], reestimates_statistics=False
     )
     evaluation = path / run_folder.EVALUATION
     if subject not in evaluation_file.read(evaluation):

@@ -24,6 +24,13 @@ _AVERAGE_LAST = options.Option(
     'Number of evaluated rounds, counted from the last one, over which the'
     ' table averages',
     5,
+    conditions=(
+        options.Condition(
+            'keep_best',
+            lambda flags: flags.keep_best is None,
+            'has no effect with --keep_best={}, whose table has the best round',
+        ),
+    ),
 )
 
 

@@ -10,7 +10,9 @@ from tff_bn.catalog.options import Condition
 from tff_bn.catalog.options import Option
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli import named_code
+from tff_bn.programs.cli.parsed_flags import ParsedFlags
 from tff_bn.programs.runs import run_folder
+from tff_bn.training import best_round
 from tff_bn.training import run_entries
 
 _SEED = Option(
@@ -36,6 +38,52 @@ _OF_ALL_RUNS = (
         'Number of rounds from one evaluation to the next; the initial and the'
         ' final model are always evaluated',
         5,
+    ),
+    Option(
+        'validation_share',
+        value_types.PART,
+        "Share of each client's training data that is set apart for validation:"
+        ' no client trains on it, and each evaluation measures it, too',
+        default_text='none',
+    ),
+    Option(
+        'keep_best',
+        value_types.TEXT,
+        'Metric, or loss, that chooses the best round by the mean over the'
+        " clients' validation data. Its models are kept in"
+        f' {run_folder.MODEL}/{run_entries.BEST}/ beside those of the last'
+        ' round, and tables, tff-bn-evaluate and the tests of held-out clients'
+        ' use it',
+        default_text='none',
+        conditions=(
+            Condition(
+                'validation_share',
+                lambda flags: flags.validation_share is not None,
+                'has no effect without --validation_share',
+            ),
+        ),
+    ),
+    Option(
+        'patience',
+        value_types.POSITIVE_INTEGER,
+        'Number of evaluations in a row without a better value of --keep_best'
+        ' after which a run ends early',
+        default_text='none, a run has all rounds',
+        conditions=(
+            Condition(
+                'keep_best',
+                lambda flags: flags.keep_best is not None,
+                'has no effect without --keep_best',
+            ),
+        ),
+    ),
+    Option(
+        'client_metrics_over_time',
+        value_types.BOOLEAN,
+        f'Writes the metrics of single clients into {run_folder.CLIENT_METRICS}'
+        ' at each evaluation, not only at the end',
+        False,
+        convert=lambda is_over_time: is_over_time or None,
     ),
     Option(
         'checkpoint_every',
@@ -106,6 +154,12 @@ _EVALUATION = (
         False,
     ),
     Option(
+        'kept_round',
+        value_types.Choice(run_folder.KEPT_ROUNDS),
+        f'Whose models are used:\n{parts.listing(run_folder.KEPT_ROUNDS)}',
+        default_text='best if the run has it, or last',
+    ),
+    Option(
         'reestimate_statistics',
         value_types.BOOLEAN,
         'Computes the BN statistics again before the evaluation, by forward'
@@ -160,6 +214,13 @@ class RunFlags(flag_groups.base_class(_SEED, *_OF_ALL_RUNS)):  # type: ignore[mi
   """The seed of a run, and how often it is evaluated and saved."""
 
   TITLE = 'Run'
+
+  @classmethod
+  def check(cls, flags: ParsedFlags) -> None:
+    """See `Flags.check`."""
+    super().check(flags)
+    if flags.keep_best is not None:
+      best_round.BestRound(flags.keep_best)
 
 
 @dataclasses.dataclass(frozen=True)

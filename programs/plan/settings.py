@@ -111,6 +111,7 @@ def _check(flags: ParsedFlags) -> None:
       training_flags.ServerFlags,
       model_flags.ModelFlags,
       objective_flags.ObjectiveFlags,
+      run_flags.RunFlags,
   ):
     group.check(flags)
   algorithms = _algorithms(flags)

@@ -33,6 +33,7 @@ def columns_of(runs: _Runs) -> list[columns.Column]:
       column
       for column in columns.by_kind(report.columns_of(runs))
       if column.kind.is_averaged
+      and column.has_curve
       and any(
           math.isfinite(row.get(column.name, math.nan))
           for run in runs

@@ -23,6 +23,7 @@ from tff_bn.common import files
 from tff_bn.imports import versions
 from tff_bn.programs.results import charts
 from tff_bn.programs.results import curve_points
+from tff_bn.programs.results import page_details
 from tff_bn.programs.results import report
 from tff_bn.programs.results import tables
 from tff_bn.programs.runs import run_folder
@@ -123,7 +124,8 @@ def write(folder: pathlib.Path, page: Page) -> None:
           cells=report.table_cells(results, page.varied),
           num_labels=len(page.varied),
           notes=report.notes(results, page.num_averaged, page.runs),
-          over_rounds=f'{report.over_rounds(page.num_averaged)}.',
+          over_rounds=f'{report.over_rounds(page.num_averaged, page.runs)}.',
+          over_one_round=report.over_rounds(1, page.runs),
           band=_sentence(curve_points.band_note(page.runs)),
           num_seeds=len({run.seed for run in page.runs}),
           colors=charts.COLORS,
@@ -147,6 +149,7 @@ def write(folder: pathlib.Path, page: Page) -> None:
           client_cells=_client_cells(
               clients, list(dict.fromkeys(run.name for run in page.runs)), kind
           ),
+          details=page_details.section(page.runs, page.folders, page.data.task),
           hidden_clients=len(page.data.client_ids) > charts.MAX_CLIENTS,
           figures=_figures(folder),
           run_cells=run_cells,
@@ -263,6 +266,15 @@ def seconds_per_round(folders: Sequence[pathlib.Path]) -> Optional[float]:
   return float(np.mean(known)) if known else None
 
 
+def _seconds_per_client(folder: pathlib.Path) -> Optional[float]:
+  """Returns the mean time of a client in a round; None if it is unknown."""
+  path = folder / run_folder.CLIENT_SECONDS
+  if not path.exists():
+    return None
+  found = pd.read_csv(path)
+  return float(np.average(found['seconds_per_round'], weights=found['rounds']))
+
+
 def _filters(
     runs: Sequence[report.Run], varied: Sequence[str]
 ) -> dict[str, list[str]]:
@@ -277,9 +289,11 @@ def _filters(
 
 
 def client_numbers(
-    folder: pathlib.Path, metric: str
+    folder: pathlib.Path, metric: str, round_num: Optional[int] = None
 ) -> list[tuple[str, float]]:
   """Reads the ids and a metric of a run's clients, if they are there.
+
+  They are of the last round, or of the given one.
 
   Raises:
     ValueError: If the file is damaged. A run that failed has no checksum of it.
@@ -289,9 +303,14 @@ def client_numbers(
     return []
   try:
     with path.open(encoding='utf-8', newline='') as file:
-      return [
-          (row['client'], float(row[metric])) for row in csv.DictReader(file)
-      ]
+      rows = list(csv.DictReader(file))
+    if round_num is None:
+      round_num = max((int(row['round']) for row in rows), default=0)
+    return [
+        (row['client'], float(row[metric]))
+        for row in rows
+        if int(row['round']) == round_num
+    ]
   except (ValueError, KeyError, TypeError, csv.Error) as error:
     raise ValueError(
         f'{path} is damaged. Remove it; the command of the run writes it again.'
@@ -307,7 +326,9 @@ def _clients(page: Page, kind: columns.Kind) -> pd.DataFrame:
       [
           (run.name, run.seed, client, number)
           for run, folder in zip(page.runs, page.folders, strict=True)
-          for client, number in client_numbers(folder, kind.name)
+          for client, number in client_numbers(
+              folder, kind.name, run.best_round
+          )
           if not math.isnan(number)
       ],
       columns=['name', 'seed', 'client', kind.name],
@@ -381,11 +402,15 @@ def _runs(
   names = [*page.varied, 'seed']
   cells = report.table_cells(results, names)
   cells[0][len(page.varied)] = 'Seed'
-  cells[0].append('Seconds per round')
+  cells[0] += ['Seconds per round', 'Seconds per client']
   all_links = []
   for row, run in zip(cells[1:], page.folders, strict=True):
     seconds = seconds_per_round([run])
-    row.append('–' if seconds is None else f'{seconds:.3g}')
+    of_client = _seconds_per_client(run)
+    row += [
+        '–' if number is None else f'{number:.3g}'
+        for number in (seconds, of_client)
+    ]
     links = [('folder', _link(folder, run, '.'))]
     links += [
         (title, _link(folder, run, name))

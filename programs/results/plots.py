@@ -178,7 +178,8 @@ def _heat_maps(
     measured = measures.name(column.name, report.have_client_models(runs))
     shown = (
         f'{main.heading}{" in %" if main.is_share else ""}, {measured}:'
-        f' {report.over_rounds(average_last)}, {report.over_seeds(results)}'
+        f' {report.over_rounds(average_last, runs)},'
+        f' {report.over_seeds(results)}'
     )
     for axis in worst_of:
       labels = ','.join(point.label for point in axis.points)

@@ -19,12 +19,14 @@ from tff_bn.catalog import tasks
 from tff_bn.programs.plan import axes
 from tff_bn.programs.results import tables
 from tff_bn.programs.runs import run_folder
+from tff_bn.training import best_round
 from tff_bn.training import measures
 
 Row = Mapping[str, float]
 ALGORITHM = axes.ALGORITHM
 describe = axes.describe
 _SEED = 'seed'
+_BEST_ROUND = 'best_round'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Run:
     has_client_models: Whether the clients have own models; None if it is
       unknown.
     loss: The name of its loss in words; empty if it is unknown.
+    keep_best: The metric that chooses its best round; None: its last rounds
+      count.
   """
 
   labels: Mapping[str, str]
@@ -48,6 +52,7 @@ class Run:
   flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
   has_client_models: Optional[bool] = None
   loss: str = ''
+  keep_best: Optional[str] = None
 
   @property
   def metrics(self) -> list[str]:
@@ -61,6 +66,13 @@ class Run:
         if name.startswith(prefix)
     )
     return [name for name in names if name != columns.LOSS.name]
+
+  @property
+  def best_round(self) -> Optional[int]:
+    """The best round; None if none is kept."""
+    if self.keep_best is None:
+      return None
+    return best_round.BestRound(self.keep_best).find(self.rows)
 
   @property
   def name(self) -> str:
@@ -84,7 +96,14 @@ def columns_of(runs: Sequence[Run]) -> tuple[columns.Column, ...]:
   loss = columns.LOSS
   if len(losses) == 1 and losses != {''}:
     loss = columns.loss(losses.pop())
-  return _columns(list(names), loss)
+  given = {name for run in runs for row in run.rows for name in row}
+  if any(run.best_round is not None for run in runs):
+    given.add(_BEST_ROUND)
+  return tuple(
+      column
+      for column in _columns(list(names), loss)
+      if column.name in given or not column.is_optional
+  )
 
 
 def _columns(
@@ -121,28 +140,44 @@ def read_rows(folder: pathlib.Path) -> list[dict[str, float]]:
     ]
 
 
-def describe_last(rows: Sequence[Row], has_client_models: bool) -> str:
-  """Describes the last row of metrics.csv in lines, at the end of a training.
+def describe_end(run: Run) -> str:
+  """Describes the last round, and the best one, at the end of a training.
 
-  They have the metrics on the whole test set and, if they are known, on the
-  clients' own test data.
+  The lines have the metrics on the whole test set and, if they are known, on
+  the clients' own test data and on their validation data.
   """
-  last = rows[-1]
-  measured = {
-      measures.name(prefix, has_client_models): {
-          name.removeprefix(prefix): value
-          for name, value in last.items()
-          if name.startswith(prefix)
-      }
-      for prefix in (measures.TEST, measures.CLIENT_TEST)
-  }
-  return '\n'.join(
-      [
-          f'After round {int(last["round"])}, means over at most'
-          f' {measures.MAX_CLIENTS} clients:',
-          *_measured_lines(measured),
-      ]
-  )
+  last = run.rows[-1]
+  rows = {'': last}
+  if run.keep_best is not None and run.best_round is not None:
+    best = f', with the best {describe_validated(run.keep_best)}'
+    if run.best_round == last['round']:
+      rows = {f', the last one{best}': last}
+    else:
+      rows = {best: counted_rows(run, 1)[0], ', the last one': last}
+  lines = []
+  for what, row in rows.items():
+    measured = {
+        measures.name(prefix, run.has_client_models): {
+            name.removeprefix(prefix): value
+            for name, value in row.items()
+            if name.startswith(prefix)
+        }
+        for prefix in (
+            *(measures.TEST, measures.CLIENT_TEST),
+            *(*measures.SPREAD, measures.VALIDATION),
+        )
+    }
+    measured = {
+        name: metrics
+        for name, metrics in measured.items()
+        if metrics or name == measures.OWN_DATA
+    }
+    lines += [
+        f'After round {int(row["round"])}{what}, means over at most'
+        f' {measures.MAX_CLIENTS} clients:',
+        *_measured_lines(measured),
+    ]
+  return '\n'.join(lines)
 
 
 def _measured_lines(measured: Mapping[str, Row]) -> list[str]:
@@ -156,11 +191,14 @@ def _measured_lines(measured: Mapping[str, Row]) -> list[str]:
   ]
 
 
-def last_rows(run: Run, average_last: int) -> Sequence[Row]:
-  """Returns the last rows, over which the table averages.
+def counted_rows(run: Run, average_last: int) -> Sequence[Row]:
+  """Returns the rows over which the table averages: the last ones.
 
-  The row of round 0 is none of them: its model is untrained.
+  If the run keeps its best round, it is this one's row alone. The row of round
+  0 never counts: its model is untrained.
   """
+  if run.best_round is not None:
+    return [row for row in run.rows if row['round'] == run.best_round]
   return [row for row in run.rows if row['round'] > 0][-average_last:]
 
 
@@ -194,12 +232,14 @@ def _result(
 ) -> dict[str, str | float]:
   """Returns the row of a run."""
   last = {'rounds': run.rows[-1]['round'], **run.rows[-1]}
+  if run.best_round is not None:
+    last[_BEST_ROUND] = run.best_round
   numbers = {}
   for column in shown:
     if column.kind.is_averaged:
       values = [
           row[column.name]
-          for row in last_rows(run, average_last)
+          for row in counted_rows(run, average_last)
           if column.name in row
       ]
       if values:
@@ -292,15 +332,29 @@ def _table_columns(table: pd.DataFrame) -> list[columns.Column]:
   return [
       column
       for column in columns.by_kind(columns_of_table(table))
-      if column.in_table and (table[column.name] != '').any()
+      if column.in_table
+      and column.name in table
+      and (table[column.name] != '').any()
   ]
 
 
-def over_rounds(average_last: int) -> str:
-  """Says over which evaluated rounds the numbers of a table are means."""
+def over_rounds(average_last: int, runs: Sequence[Run] = ()) -> str:
+  """Says over which evaluated rounds the numbers of runs are means."""
+  kept = dict.fromkeys(run.keep_best for run in runs) or {None: None}
+  return '; '.join(_over_rounds(average_last, metric) for metric in kept)
+
+
+def _over_rounds(average_last: int, keep_best: Optional[str]) -> str:
+  if keep_best is not None:
+    return f'value of the round with the best {describe_validated(keep_best)}'
   if average_last == 1:
     return 'value of the last round'
   return f'mean over the last {average_last} evaluated rounds'
+
+
+def describe_validated(metric: str) -> str:
+  """Names the mean of a metric over the clients' validation data."""
+  return f'validation {best_round.kind(metric).word}'
 
 
 def measured_words(found: Sequence[columns.Column]) -> str:
@@ -325,11 +379,11 @@ def notes(
   others are the meanings of the columns.
   """
   measured = measured_words(columns_of_table(table))
-  over = f'{measured}: {over_rounds(average_last)}; {over_seeds(table)}'
+  over = f'{measured}: {over_rounds(average_last, runs)}; {over_seeds(table)}'
   if table[_SEED].nunique() > 1:
     over += ' ± standard deviation'
   over += '.'
-  if average_last > 1:
+  if average_last > 1 or any(run.keep_best for run in runs):
     over += (
         f' The progress and {run_folder.METRICS} have the values of single'
         ' rounds.'

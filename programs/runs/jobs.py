@@ -31,7 +31,10 @@ from tff_bn.programs.runs import run_building
 from tff_bn.programs.runs import run_data
 from tff_bn.programs.runs import run_folder
 from tff_bn.programs.runs import run_timing
+from tff_bn.programs.testing import detailed_evaluation
 from tff_bn.programs.testing import held_out
+from tff_bn.programs.testing import model_evaluation
+from tff_bn.training import best_round
 from tff_bn.training import finished
 from tff_bn.training import folder_lock
 from tff_bn.training import kept_statistics
@@ -127,6 +130,7 @@ class Builder:
         model = run_building.build_model(settings, split.data)
         split.models[batch_norm] = flags, model
       held_out.check_model(settings, model)
+      _check_best_round(settings, model)
       process = run_building.build_process(
           settings, model, len(split.data.client_ids)
       )
@@ -295,7 +299,8 @@ def train_one(
 ) -> None:
   """Trains a run, or continues it, and records how long that took.
 
-  Then it tests the clients that the run holds out.
+  Then it evaluates the final models by class, label or target, and tests the
+  clients that the run holds out.
 
   Raises:
     MetricsHookError: If the metrics hook fails.
@@ -308,19 +313,38 @@ def train_one(
   try:
     result = _train(job, metrics_hook)
   except training.TrainingFailedError as error:
-    # The file tests an earlier model.
+    # The files are about an earlier model.
+    detailed_evaluation.remove(job.folder)
     (job.folder / run_folder.HELD_OUT_CSV).unlink(missing_ok=True)
     raise type(error)(f'{error} {likely_causes(job.settings)}') from error
   except BaseException:
     run_folder.undo_growth(job.folder)
     raise
   seconds = job.build_seconds + time.monotonic() - start
-  num_rounds = job.settings.rounds - (result.resumed_from or 0)
+  # The run may have ended early.
+  num_rounds = int(result.rows[-1]['round'] or 0) - (result.resumed_from or 0)
   if num_rounds:
     run_timing.write(job.folder, seconds, num_rounds)
+  finished.add_result(
+      job.folder,
+      *detailed_evaluation.evaluate_final_models(
+          job.model, job.data, job.folder
+      ),
+  )
   if job.held_out is not None:
     held_out.test_clients(job.settings, job.model, job.held_out, job.folder)
     finished.add_result(job.folder, run_folder.HELD_OUT_CSV)
+
+
+def _check_best_round(
+    settings: settings_lib.RunSettings, model: BatchNormModel
+) -> None:
+  """Raises a `ValueError` if a model lacks the metric of --keep_best."""
+  if settings.keep_best is not None:
+    with settings.naming_flags():
+      best_round.BestRound(settings.keep_best).check(
+          model_evaluation.numbers(model), has_validation=True
+      )
 
 
 def _train(

@@ -125,17 +125,20 @@ def _converted(
 
 
 def load_models(
-    settings: settings_lib.RunSettings, folder: pathlib.Path
+    settings: settings_lib.RunSettings,
+    folder: pathlib.Path,
+    which: Optional[str] = None,
 ) -> tuple[saved_models.SavedModels, BatchNormModel]:
   """Opens the models of a finished run; a ValueError names a damaged file.
 
   The run may be somebody else's, so only arrays are read: the model is built
-  from the settings.
+  from the settings. `which` says which round's models, see
+  `run_folder.models_folder`.
 
   Returns:
     The saved weights, whose checksums are right, and the model.
   """
-  saved = saved_models.SavedModels(folder / run_folder.MODEL)
+  saved = saved_models.SavedModels(run_folder.models_folder(folder, which))
   saved.check()
   finished.check_results(folder, saved.manifest)
   model = _build_model(

@@ -34,6 +34,7 @@ class DataRecipe:
   num_flipping: int
   augment: Optional[str]
   held_out_clients: Optional[tuple[str, ...]]
+  validation_share: Optional[float] = None
 
   @classmethod
   def of(cls, settings: settings_lib.RunSettings) -> 'DataRecipe':
@@ -48,6 +49,7 @@ class DataRecipe:
         (settings.num_attackers or 0) if flips_labels else 0,
         settings.augment,
         settings.held_out_clients,
+        settings.validation_share,
     )
 
   def __call__(self) -> tff_bn_data.FederatedData:
@@ -64,6 +66,11 @@ class DataRecipe:
     held_out = None
     if self.held_out_clients is not None:
       data, held_out = data.hold_out(self.held_out_clients)
+    if self.validation_share is not None:
+      try:
+        data = data.with_validation(self.validation_share, self.seed)
+      except ValueError as error:
+        raise ValueError(f'--validation_{error}') from error
     if self.data.pixel_scaling is not None:
       data = data.scaled(self.data.pixel_scaling)
       if held_out is not None:

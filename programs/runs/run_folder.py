@@ -26,8 +26,15 @@ from tff_bn.training import run_entries
 FLAGS_FILE = 'flags.txt'
 METRICS = run_entries.METRICS
 CLIENT_METRICS = run_entries.CLIENT_METRICS
+CLIENT_SECONDS = run_entries.CLIENT_SECONDS
 MODEL = run_entries.MODEL
 MODEL_FILE = 'model.keras'
+LAST = 'last'
+# The rounds whose models a run keeps.
+KEPT_ROUNDS = {
+    run_entries.BEST: 'the round that --keep_best chose',
+    LAST: 'the last one',
+}
 # Which of the clients' models a run has saved: their arrays, and Keras files.
 CLIENTS_ARRAYS = 'clients.npy'
 CLIENTS = 'clients'
@@ -45,6 +52,14 @@ EXPERIMENT_CSV = 'experiment.csv'
 EXPERIMENT_MARKDOWN = 'experiment.md'
 ANALYSES = 'analyses'
 EVALUATION = 'evaluation.csv'
+# Metrics of each class, label or target of a run's final models.
+CLASS_METRICS = 'class_metrics.csv'
+TARGET_METRICS = 'target_metrics.csv'
+CONFUSION = 'confusion.csv'
+CALIBRATION = 'calibration.csv'
+DETAILS = (CLASS_METRICS, TARGET_METRICS, CONFUSION, CALIBRATION)
+# Before the names of DETAILS: the same of the last evaluation.
+EVALUATED = 'evaluation_'
 PREDICTIONS = 'predictions.csv'
 # The tests on clients that took no part in training.
 HELD_OUT_CSV = 'held_out.csv'
@@ -79,6 +94,8 @@ _CHECKPOINT_NAME = re.compile('round_([0-9]+)')
 _FILES = (
     *run_entries.FILES,
     *(TIMING, HELD_OUT_CSV, HELD_OUT_MARKDOWN, REPORT, EVALUATION),
+    *DETAILS,
+    *(f'{EVALUATED}{name}' for name in DETAILS),
     PREDICTIONS,
     *(RESULTS_CSV, RESULTS_MARKDOWN, EXPERIMENT_CSV, EXPERIMENT_MARKDOWN),
     *(NORMALIZATION_ERROR_CSV, NORMALIZATION_ERROR_BY_ROUND_CSV),
@@ -118,6 +135,28 @@ def read_flags(folder: pathlib.Path) -> dict[str, str]:
           ' the file back, or replace the run by its command with --overwrite.'
       )
   return flags
+
+
+def models_folder(
+    folder: pathlib.Path, which: str | None = None
+) -> pathlib.Path:
+  """Returns the folder of a round's models in the folder of a run.
+
+  Args:
+    folder: The run's folder.
+    which: A key of `KEPT_ROUNDS`. Default: the round of which the results of
+      the run are, the best one if it is kept.
+
+  Raises:
+    ValueError: If the best round is asked for, but is not kept.
+  """
+  best = folder / MODEL / run_entries.BEST
+  if which == run_entries.BEST and not best.exists():
+    raise ValueError(
+        f'--kept_round={which} is impossible: the run in {folder} keeps no best'
+        ' round, because it was trained without --keep_best.'
+    )
+  return best if which != LAST and best.exists() else folder / MODEL
 
 
 def check_flags(folder: pathlib.Path) -> None:
@@ -175,14 +214,18 @@ def allow_claims(number: int) -> None:
 def is_complete(folder: pathlib.Path, flags: Mapping[str, str]) -> bool:
   """Whether a folder holds a finished run that was not changed since.
 
-  The run must have these flags, all its metrics and models must be there, and
-  the clients that it holds out must be tested. An OSError says that a file
-  can't be read at present.
+  The run must have these flags, all its metrics and models must be there, also
+  the metrics of each class or target, and the clients that it holds out must be
+  tested. An OSError says that a file can't be read at present.
   """
   return (
       (folder / FLAGS_FILE).exists()
       and read_flags(folder) == flags == finished.saved_settings(folder)
       and finished.is_finished(folder)
+      and any(
+          finished.has_result(folder, name)
+          for name in (CLASS_METRICS, TARGET_METRICS)
+      )
       and (
           'held_out_clients' not in flags
           or finished.has_result(folder, HELD_OUT_CSV)

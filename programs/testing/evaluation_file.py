@@ -26,7 +26,7 @@ class Subject:
 
   Attributes:
     run: The run's folder.
-    rounds: The number of rounds that the run has trained.
+    rounds: The number of rounds that its models have trained.
     dataset: The dataset.
     data_flags: The other flags of the data and its split, as one writes them.
     statistics: Which BN statistics are used, `saved` or `reestimated`.
@@ -43,17 +43,19 @@ class Subject:
       cls,
       settings: settings_lib.RunSettings,
       run: pathlib.Path,
+      round_num: int,
       *,
       reestimates_statistics: bool,
   ) -> 'Subject':
     """Returns the subject of the evaluation of a run.
 
-    The settings are the run's, with the flags of the data.
+    The settings are the run's, with the flags of the data. The models are those
+    after the round `round_num`.
     """
     texts = settings.to_flags()
     return cls(
         str(run.resolve()),
-        settings.rounds,
+        round_num,
         texts['dataset'],
         ' '.join(
             f'--{name}={texts[name]}'

@@ -15,6 +15,7 @@ from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.results import tables
 from tff_bn.programs.runs import run_folder
 from tff_bn.training import evaluation
+from tff_bn.training import finished
 from tff_bn.training import measures
 from tff_bn.training import saved_models
 from tff_bn.training import unseen_clients
@@ -34,7 +35,8 @@ _EXPLANATIONS = {
         ' N = --held_out_prior'
     ),
 }
-_LABELS = ['client', 'statistics', 'num_examples']
+_ROUND = 'round'
+_LABELS = ['client', 'statistics', _ROUND, 'num_examples']
 # The columns that are no metrics.
 _NOT_METRICS = frozenset({'algorithm', 'seed', *_LABELS, columns.LOSS.name})
 
@@ -65,7 +67,8 @@ def test_clients(
 
   The data is of the clients that took no part in training.
   """
-  weights = saved_models.SavedModels(folder / run_folder.MODEL).weights(model)
+  saved = saved_models.SavedModels(run_folder.models_folder(folder))
+  weights = saved.weights(model)
   evaluator = evaluation.Evaluator(model)
   assert settings.held_out_prior is not None  # There are held-out clients.
   names = [*evaluator.metric_names, columns.LOSS.name]
@@ -96,6 +99,7 @@ def test_clients(
           (
               client_id,
               name,
+              saved.manifest['round'],
               metrics['num_examples'],
               *(metrics[name] if has_data else None for name in names),
           )
@@ -112,7 +116,11 @@ def read(folder: pathlib.Path) -> pd.DataFrame:
   if not path.exists():
     return pd.DataFrame(columns=_LABELS, dtype=str)
   # A client can have the name `NA`.
-  return pd.read_csv(path, dtype=str, keep_default_na=False)
+  found = pd.read_csv(path, dtype=str, keep_default_na=False)
+  if _ROUND not in found:  # As earlier versions wrote it.
+    manifest = finished.read_models_manifest(folder / run_folder.MODEL)
+    found[_ROUND] = str(manifest['round'])
+  return found
 
 
 def write_comparison(
@@ -165,18 +173,23 @@ def table(results: pd.DataFrame, first_column: str) -> str:
   """Returns `table_cells` as Markdown, with notes."""
   return tables.markdown(
       table_cells(results, first_column),
-      _notes(first_column, _main_kind(results)),
+      _notes(first_column, results),
   )
 
 
-def _notes(first_column: str, kind: columns.Kind) -> list[str]:
+def _notes(first_column: str, results: pd.DataFrame) -> list[str]:
   """Returns sentences that explain `table_cells`."""
+  kind = _main_kind(results)
+  rounds = results[_ROUND].unique()
+  when = f'after round {rounds[0]}'
+  if len(rounds) > 1:
+    when = f'after the rounds that are in {run_folder.HELD_OUT_CSV}'
   means = ''
   if first_column != CLIENT:
     means = '; mean over the seeds ± standard deviation'
   return [
-      f'{_PLURALS.get(kind.name, kind.heading)}: {measures.HELD_OUT}; value of'
-      f' the last round{means}.',
+      f'{_PLURALS.get(kind.name, kind.heading)}: {measures.HELD_OUT};'
+      f' {when}{means}.',
       *(f'{name}: {text}.' for name, text in _EXPLANATIONS.items()),
   ]
 
@@ -193,9 +206,7 @@ def of_runs(
   )
   if results.empty:
     return [], []
-  return table_cells(results, first_column), _notes(
-      first_column, _main_kind(results)
-  )
+  return table_cells(results, first_column), _notes(first_column, results)
 
 
 def table_cells(results: pd.DataFrame, first_column: str) -> list[list[str]]:

@@ -1,6 +1,6 @@
 """Evaluates the models that a run has saved."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 from typing import Any, Optional
 
@@ -24,6 +24,9 @@ from tff_bn.training import evaluation
 from tff_bn.training import saved_models
 
 _BATCH_SIZE = 256
+# Called with the first two attributes of `report.Evaluation`, and the labels
+# and the outputs of each batch.
+Visitor = Callable[[str, str, Iterable[tuple[Any, Any]]], None]
 
 
 def class_names(saved: saved_models.SavedModels) -> Optional[tuple[str, ...]]:
@@ -157,6 +160,7 @@ def evaluate_run(
     data: tff_bn_data.FederatedData,
     *,
     reestimation_batch_size: Optional[int],
+    visit: Visitor = lambda model, client, batches: None,
 ) -> list[report.Evaluation]:
   """Evaluates the global model, and the model that each client uses.
 
@@ -167,6 +171,7 @@ def evaluate_run(
     reestimation_batch_size: If given, BN statistics are computed again from
       training data, in batches of this size: for the whole test set from the
       data of all clients, for a client's test data from the client's data.
+    visit: Called for each evaluated model, in the order of the results.
 
   Returns:
     First the global model on the whole test set, then each client's model on
@@ -199,6 +204,7 @@ def evaluate_run(
       kind: str, client_id: str, weights: ModelWeights, dataset: tf.data.Dataset
   ) -> report.Evaluation:
     found = evaluation.numbers(evaluator.evaluate(weights, dataset))
+    visit(kind, client_id, evaluator.outputs(weights, dataset))
     num_examples = found['num_examples']
     return report.Evaluation(
         kind,

@@ -112,7 +112,8 @@ def _read(
   if path.endswith(_ARRAY):
     x = _read_array(place, file, shape, image_size)
   elif encoding is not None:
-    x = encoding.encode(place, table_files.read_csv_file(place, file))
+    table = table_files.read_csv_file(place, file)
+    x = encoding.encode(place, table, is_later=True)
   elif len(shape) == 3:
     picture = _read_picture(place, file, shape, image_size)
     yield _Sample(path, '', _divided(picture, manifest))

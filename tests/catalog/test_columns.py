@@ -10,6 +10,7 @@ def _of(task):
 
 def test_orders():
   found = _of(tasks.CLASSIFICATION)
+  found = [column for column in found if not column.is_optional]
   assert [column.name for column in columns.averaged(found)] == [
       *('test_accuracy', 'test_loss', 'client_test_accuracy'),
       *('client_test_loss', 'train_loss'),
@@ -23,6 +24,16 @@ def test_orders():
 
 def test_several_metrics():
   found = _of(tasks.SEGMENTATION)
+  optional = [column for column in found if column.is_optional]
+  assert [c.title for c in optional if c.in_table] == [
+      'Validation Dice, %',
+      'Best round',
+  ]
+  assert [c.title for c in optional if not c.has_curve] == [
+      'Dice, deviation over clients, %',
+      'Dice, worst tenth of clients, %',
+  ]
+  found = [column for column in found if not column.is_optional]
   assert [c.title for c in columns.by_kind(found) if c.in_table] == [
       *('Dice, %', 'Client Dice, %', 'Mean IoU, %', 'Accuracy, %'),
       *('Loss', 'Training loss', 'Rounds', 'Exchanges', 'MB'),

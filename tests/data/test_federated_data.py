@@ -565,3 +565,90 @@ class TestNatural:
         ValueError, match='split=natural .* dataset=numbers has none'
     ):
       split(split_name='natural')
+
+
+class TestValidation:
+
+  def test_parts_of_each_client(self):
+    data = split(num_clients=3)
+    parts = data.with_validation(0.2, seed=0)
+    for client in data.client_ids:
+      train, validation = (
+          indices[client]
+          for indices in (parts.train_indices, parts.validation_indices)
+      )
+      own = data.train_indices[client]
+      assert len(validation) == round(0.2 * len(own))
+      assert sorted([*train, *validation]) == sorted(own)
+      # Some order is kept, and every draw is of the remaining samples.
+      (got,) = positions(parts.client_validation_dataset(client, 256))
+      assert sorted(got) == sorted(validation)
+      batches = parts.client_dataset([client], **ARGUMENTS, local_steps=9)
+      assert set(np.concatenate(positions(batches))) <= set(train)
+    assert parts.test_indices.keys() == data.test_indices.keys()
+    assert parts.fingerprint() != data.fingerprint()
+
+  def test_seed_decides(self):
+    data = split()
+    first, again, other = (
+        data.with_validation(0.3, seed).validation_indices['client_1'].tolist()
+        for seed in (0, 0, 1)
+    )
+    assert first == again != other
+
+  def test_no_client_trains_on_validation_data(self):
+    """Clients share samples, and have some several times."""
+    data = tff_bn_data.FederatedData(
+        parts_lib.numbered(),
+        {
+            'a': [*range(20), *range(10)],
+            'b': list(range(10, 30)),
+            'c': [50],
+        },
+        {'a': [], 'b': [], 'c': []},
+    ).with_validation(0.25, seed=3)
+    used = np.concatenate(list(data.train_indices.values()))
+    validation = np.concatenate(list(data.validation_indices.values()))
+    assert not set(used) & set(validation)
+    assert len(data.validation_indices['a']) == 5
+    assert len(data.validation_indices['b']) >= 5
+    # A client with one example trains on it.
+    assert data.train_indices['c'].tolist() == [50]
+    assert not data.validation_indices['c'].size
+    assert not list(data.client_validation_dataset('c', 8))
+
+  def test_held_out_clients_keep_their_part(self):
+    data = split().with_validation(0.2, seed=0)
+    training, held_out = data.hold_out(['client_1'])
+    assert set(held_out.validation_indices) == {'client_1'}
+    assert set(training.validation_indices) == {'client_0', 'client_2'}
+
+  def test_scaling_does_not_see_validation_data(self):
+    data = split().with_validation(0.5, seed=0)
+    scaling = data.scaled('standardized').dataset.scaling
+    used = np.concatenate(list(data.train_indices.values()))
+    np.testing.assert_allclose(
+        scaling.mean, data.dataset.x_train[used].mean(axis=0), rtol=1e-5
+    )
+
+  @pytest.mark.parametrize('share', [0, 1, -0.1, np.nan])
+  def test_impossible_shares(self, share):
+    with pytest.raises(ValueError, match=f'share={share} must be'):
+      split().with_validation(share, seed=0)
+
+  def test_too_little_data(self):
+    with pytest.raises(ValueError, match='share=0.01 leaves no validation'):
+      split().with_validation(0.01, seed=0)
+    with pytest.raises(ValueError, match='validation_indices already'):
+      split().with_validation(0.2, seed=0).with_validation(0.2, seed=0)
+    data = tff_bn_data.FederatedData(
+        parts_lib.numbered(),
+        {'a': [1, 2], 'b': [1], 'c': [2]},
+        {'a': [], 'b': [], 'c': []},
+    )
+    with pytest.raises(ValueError, match='leaves the client .* no training'):
+      data.with_validation(0.5, seed=0)
+
+  def test_unknown_client(self):
+    with pytest.raises(ValueError, match="validation_indices has .* 'x'"):
+      dataclasses.replace(split(), validation_indices={'x': [1]})

@@ -100,7 +100,11 @@ def test_grayscale_files_have_three_equal_channels(tmp_path):
 def test_sizes_that_differ_need_image_size(tmp_path, images):
   uniform = np.full((9, 3, 3), 50, np.uint8)
   write(tmp_path, {**images, 'train/dog/f': uniform})
-  check_refused(tmp_path, 'different sizes.*9x3.*image_size=HEIGHTxWIDTH')
+  check_refused(
+      tmp_path,
+      r'different sizes.*6x5 .*cat/a.png. and 9x3 .*dog/f.png. pixels;'
+      ' pass image_size=HEIGHTxWIDTH',
+  )
   dataset = load(tmp_path, image_size=(6, 5))
   assert dataset.input_shape == (6, 5, 3)
   loaded = as_set(dataset.x_train, dataset.y_train)
@@ -432,13 +436,35 @@ class TestClients:
         np.repeat(images['a b/train/dog/d'][..., np.newaxis], 3, axis=-1),
     )
 
+  def test_what_is_ignored(self, tmp_path, caplog):
+    write(
+        tmp_path,
+        {f'a/{s}/{n}/i': image() for s in ('train', 'test') for n in 'xy'},
+    )
+    (tmp_path / 'a/train/x/.DS_Store').write_text('')
+    (tmp_path / '.git').mkdir()
+    load(tmp_path)
+    assert not caplog.messages
+    write(tmp_path, {'b/Train/x/i': image(), 'a/train/stray': image()})
+    (tmp_path / 'a/test/y/scan.tif').write_text('')
+    load(tmp_path)
+    files, folders = caplog.messages
+    assert f'2 files are ignored, such as {tmp_path}/a/train/stray.png' in files
+    assert 'the folders b in ' in folders
+    assert 'have no folder train' in folders
+
+  def test_a_client_without_images(self, tmp_path):
+    write(tmp_path, {'a/train/x/i': image()})
+    (tmp_path / 'b/train/x').mkdir(parents=True)
+    check_refused(tmp_path, "b/train has no images.*remove the folder 'b'")
+
   def test_sizes_that_differ(self, tmp_path):
     write(
         tmp_path,
         {f'a/{s}/{n}/i': image(4, 4) for s in ('train', 'test') for n in 'xy'},
     )
     write(tmp_path, {'b/train/x/i': image(5, 4)})
-    check_refused(tmp_path, 'a: 4x4x3, b: 5x4x3.*pass image_size')
+    check_refused(tmp_path, 'clients .* shapes .a: 4x4x3, b: 5x4x3.*image_size')
     assert load(tmp_path, image_size=(4, 4)).input_shape == (4, 4, 3)
 
   def test_damaged_image(self, tmp_path):
@@ -456,4 +482,4 @@ class TestClients:
   def test_a_class_that_only_test_data_has(self, tmp_path):
     write(tmp_path, {f'a/train/{n}/i': image() for n in 'xy'})
     write(tmp_path, {'b/train/x/i': image(), 'b/test/z/i': image()})
-    check_refused(tmp_path, 'training samples of the class z')
+    check_refused(tmp_path, 'no client has training samples of the class z')

@@ -494,7 +494,11 @@ def test_a_client_with_test_data_only(tmp_path, monkeypatch):
         ),
         (
             {'client_train': np.array([None] * 6)},
-            'client_train cannot be read .it holds Python objects',
+            r'client_train holds Python objects; .* np.array\(ids, str\)',
+        ),
+        (
+            {'client_test': np.array(['a', 'b\nc'])},
+            r"client_test has the client 'b\\nc'; .* line breaks",
         ),
     ],
 )

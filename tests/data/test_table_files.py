@@ -9,6 +9,7 @@ import pytest
 
 from tff_bn import data as tff_bn_data
 from tff_bn.data import table_encoding
+from tff_bn.data import table_files
 
 _TEXT = """user,age,sex,steps,part,ill
 7,30,f,1.5,train,no
@@ -78,6 +79,27 @@ def test_a_folder_of_clients(tmp_path):
   assert dataset.input_shape == (5,)
 
 
+def test_ids_of_clients_keep_their_texts(tmp_path):
+  def names(*ids):
+    rows = [f'{i},{n},{n % 2}' for n, i in enumerate(ids * 2)]
+    return _load(
+        tmp_path / 'a.csv',
+        '\n'.join(['who,x,y', *rows]),
+        label_column=['y'],
+        client_column='who',
+        test_column=None,
+        test_share=0.4,
+    ).client_names
+
+  assert names('007', '7', '08') == ('007', '08', '7')
+  assert names('NA', 'u1', 'null') == ('NA', 'null', 'u1')
+  # In the order of numbers.
+  assert names('10', '9', '-1') == ('-1', '9', '10')
+  assert names(str(10**30), '1') == ('1', str(10**30))
+  with pytest.raises(ValueError, match='numbers such as 0.5; ids of clients'):
+    names('0.5', '1')
+
+
 def test_drawn_test_rows(tmp_path):
   sizes = {'a': 10, 'b': 1, 'c': 4}
   rows = [f'{c},{n},{n % 2}' for c, size in sizes.items() for n in range(size)]
@@ -142,6 +164,22 @@ def test_the_encoding_of_a_run(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ('row', 'message'),
+    [
+        ('1,x,m', "'steps' has the text 'x' in row 2 below .* but numbers in"),
+        ('1,,m', r"'steps' has 1 .* \(nan\) in row 2 .*; the column had all"),
+        ('1,0,', "'sex' has 1 missing .* in row 2 .*; the column had all"),
+    ],
+)
+def test_later_rows_that_do_not_fit(tmp_path, row, message):
+  encoding = _load(tmp_path / 'a.csv').table
+  (tmp_path / 'b.csv').write_text(f'age,steps,sex\n1,2,f\n{row}\n')
+  table = table_files.read_csv_file('later', str(tmp_path / 'b.csv'))
+  with pytest.raises(ValueError, match=message):
+    encoding.encode('later', table, is_later=True)
+
+
+@pytest.mark.parametrize(
     ('text', 'changes', 'message'),
     [
         (_TEXT, dict(label_column=None), 'needs label_column=NAME.* user, age'),
@@ -160,7 +198,7 @@ def test_the_encoding_of_a_run(tmp_path):
         (
             _TEXT.replace(',no', ','),
             {},
-            '2 rows have no label, the first is row 1 below the header',
+            r'2 rows have no label \(empty, NA.*\), the first is row 1 below',
         ),
         (
             _TEXT.replace('test,yes', 'test,unknown'),
@@ -187,6 +225,11 @@ def test_the_encoding_of_a_run(tmp_path):
         (_TEXT.replace('test', 'train'), {}, 'has no test rows'),
         (_TEXT.splitlines()[0], {}, 'the table has no rows'),
         ('', {}, 'is no readable CSV file'),
+        (
+            _TEXT.replace(',no', ',no,').replace(',yes', ',yes,'),
+            {},
+            'rows have more fields than the first line',
+        ),
         (_TEXT.replace('age', 'user'), {}, "the column 'user' occurs twice"),
         ('user,part,ill\n1,0,a\n2,1,a\n2,0,b\n', {}, 'no columns of features'),
         (
@@ -224,6 +267,8 @@ def test_files_and_folders(tmp_path):
   _write(tmp_path / 'a.csv')
   _write(tmp_path / 'b.csv', _TEXT.replace('age', 'years'))
   refused(f'csv:{tmp_path}', "only one of them has 'age'")
+  _write(tmp_path / 'b.csv', _TEXT.replace('40,m', ',m'))
+  refused(f'csv:{tmp_path}', "'age' has 1 .* row 2 below the header of 'b.csv'")
   (tmp_path / 'c.csv').write_bytes(b'\xff\xfe\x00')
   refused(f'csv:{tmp_path}/c.csv', 'is no readable CSV file')
   with pytest.raises(ValueError, match='label_column=.*is for tables'):

@@ -32,7 +32,10 @@ _FLAGS = (
     '--evaluate_every=1',
     '--checkpoint_every=1',
 )
-_RESULTS = ('metrics.csv', 'client_metrics.csv', 'held_out.csv')
+_RESULTS = (
+    *('metrics.csv', 'client_metrics.csv', 'held_out.csv'),
+    *('class_metrics.csv', 'confusion.csv', 'calibration.csv'),
+)
 
 
 @pytest.fixture(scope='module')
@@ -359,7 +362,8 @@ class TestContinuing:
       monkeypatch.setattr(jobs, '_train', fail)
       with pytest.raises(type(error)):
         jobs.train_one(job)
-      assert (run / 'held_out.csv').exists() == exists
+      for name in ('held_out.csv', 'class_metrics.csv', 'confusion.csv'):
+        assert (run / name).exists() == exists
 
   def test_a_run_that_was_to_grow(self, run, capsys):
     """As a killed program leaves it before the first new round."""
@@ -389,12 +393,13 @@ def test_a_manifest_without_the_flags(run):
   assert run_folder.read_flags(run) == texts
 
 
-def test_held_out_results_belong_to_the_models(run):
+@pytest.mark.parametrize('name', ['held_out.csv', 'class_metrics.csv'])
+def test_later_results_belong_to_the_models(run, name):
   assert set(held_out.read(run)['client']) == {'client_3'}
   manifest = manifests.read(run / 'model', saved_models.FORMAT)
   assert set(manifest['results']) == set(_RESULTS)
   # The program was killed before it recorded them.
-  del manifest['results']['held_out.csv']
+  del manifest['results'][name]
   manifests.write(run / 'model', manifest)
   assert training.is_finished(run)
   assert not run_folder.is_complete(run, run_folder.read_flags(run))

@@ -33,6 +33,8 @@ _NAMES = (
     'held_out.csv',
     'timing.json',
     'evaluation.csv',
+    'class_metrics.csv',
+    'evaluation_confusion.csv',
     'exported_clients',
     'analyses',
     'permutation.csv',

@@ -35,13 +35,20 @@ def test_regression(tmp_path, capsys):
   ):
     expected = function(dataset.y_test, predicted)
     assert float(last[f'test_{name}']) == pytest.approx(expected, abs=1e-5)
+  whole, *clients = csv_rows.read(run / 'target_metrics.csv')
+  expected = sklearn_metrics.root_mean_squared_error(dataset.y_test, predicted)
+  assert float(whole['rmse']) == pytest.approx(expected, abs=1e-5)
+  assert [row['client'] for row in clients] == ['client_0', 'client_1']
   page = (run / 'report.html').read_text(encoding='utf-8')
   for text in (
       '<dt>Task</dt><dd>regression</dd>',
       '>MAE</button>',
-      'MAE after the last round',
+      'MAE: each client&#39;s model on its own test data; value of the last'
+      ' round',
       'Loss (mean squared error)',
       'each range of the target and client',
+      'Metrics of each target',
+      '<td class="text">client_0</td><td class="text">target</td>',
   ):
     assert text in page, text
 
@@ -87,8 +94,15 @@ def test_segmentation(tmp_path, capsys):
   results = csv_rows.read(folder / 'results.csv')
   for row, result in zip(rows, results):
     assert row[1] == f'{100 * float(result["test_dice"]):.1f}'
+  run = folder / 'runs/fedavg-seed0'
+  predicted = tiny_runs.load(run).predict(x[:8], verbose=0).argmax(axis=-1)
+  details = csv_rows.read(run / 'class_metrics.csv')[:3]
+  assert [float(row['dice']) for row in details] == pytest.approx(
+      sklearn_metrics.f1_score(y[:8].ravel(), predicted.ravel(), average=None)
+  )
   page = (folder / 'report.html').read_text(encoding='utf-8')
   assert 'Loss (Dice)' in page and 'Dice of each client' in page
+  assert '<summary>fedavg</summary>' in page and 'merged from them' in page
   assert {'dice', 'dice_by_megabytes', 'accuracy', 'loss'} <= {
       drawing.stem for drawing in (folder / 'plots').iterdir()
   }

@@ -224,7 +224,8 @@ class TestMetrics:
     header, *lines = path.read_text().splitlines()
     assert header == (
         'round,train_loss,train_accuracy,test_loss,test_accuracy,'
-        'client_test_loss,client_test_accuracy,num_clients,'
+        'client_test_loss,client_test_accuracy,client_deviation_accuracy,'
+        'client_worst_tenth_accuracy,num_clients,'
         'num_dropped_clients,rejected_rounds,max_update_norm_ratio,'
         'exchanges,megabytes'
     )
@@ -412,7 +413,7 @@ class TestMetrics:
         f'{part}_f1_{entry}'
         for part in ('train', 'test', 'client_test')
         for entry in (0, 1)
-    ]
+    ] + ['client_deviation_f1_0', 'client_worst_tenth_f1_0']
     last = rows[-1]
     assert (last['train_f1_0'], last['train_f1_1']) == ('0.25', '0.75')
     assert hooked[-1] == result.rows[-1]

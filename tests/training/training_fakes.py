@@ -129,6 +129,16 @@ class FakeData:
     return self._batches([98, number], (5, 9, 6, 0)[number], batch_size)
 
 
+class ValidatedData(FakeData):
+  """The same clients with validation data, except for the last one."""
+
+  validation_indices = {c: [0] for c in CLIENT_IDS[:-1]}
+
+  def client_validation_dataset(self, client_id, batch_size):
+    number = CLIENT_IDS.index(client_id)
+    return self._batches([97, number], (6, 3, 8, 0)[number], batch_size)
+
+
 def _mean_of(dataset):
   xs = [x.numpy() for x, _ in dataset]
   return np.concatenate(xs).mean(axis=0).astype(np.float32)

@@ -15,8 +15,6 @@ import tensorflow as tf
 from tff_bn.aggregators import attacks
 from tff_bn.catalog import value_types
 
-_RATIO = value_types.Number(float, above=0, below=1)
-
 
 class _OptimizedAttack(attacks.Attack):
   """Sends a base vector plus a strength times a direction."""
@@ -40,7 +38,7 @@ class _OptimizedAttack(attacks.Attack):
     """
     value_types.POSITIVE_INTEGER.check('num_evaluations', num_evaluations, self)
     value_types.POSITIVE.check('first_step', first_step, self)
-    _RATIO.check('ratio', ratio, self)
+    value_types.PART.check('ratio', ratio, self)
     self.num_evaluations = int(num_evaluations)
     self.first_step = first_step
     self.ratio = ratio

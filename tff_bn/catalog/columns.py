@@ -120,6 +120,13 @@ LOSS = Kind(
 )
 
 
+# See `tff_bn.training.detailed_reports`.
+CALIBRATION_ERROR = dataclasses.replace(
+    share('calibration_error', 'expected calibration error'),
+    higher_is_better=False,
+)
+
+
 def loss(word: str) -> Kind:
   """Returns the kind of a loss, given its name in words."""
   return dataclasses.replace(LOSS, title=f'Loss ({word})')
@@ -141,6 +148,8 @@ class Column:
       measured on, see `tff_bn.training.measures`.
     in_table: Whether the table of a comparison has it.
     axis_title: Its title as the horizontal axis of curves; empty if it is none.
+    has_curve: Whether plots have a curve, if its kind is averaged.
+    is_optional: Whether results leave it out if no run has it.
   """
 
   name: str
@@ -149,11 +158,21 @@ class Column:
   explanation: str = ''
   in_table: bool = True
   axis_title: str = ''
+  has_curve: bool = True
+  is_optional: bool = False
 
 
 # The columns of every run, after the ones of its metrics and its losses.
 _OF_ALL_RUNS = (
     Column('rounds', 'Rounds', COUNT, 'trained'),
+    Column(
+        'best_round',
+        'Best round',
+        COUNT,
+        'the round that --keep_best chooses, of which the metrics and losses'
+        ' are',
+        is_optional=True,
+    ),
     Column(
         'exchanges',
         'Exchanges',
@@ -178,9 +197,10 @@ def of(metrics: Sequence[Kind], loss_kind: Kind = LOSS) -> tuple[Column, ...]:
   The first metric is the main one: tables have its mean over the clients, too.
   """
   measured = []
-  for prefix, words, is_main in (
-      ('test_', '', True),
-      ('client_test_', 'Client ', False),
+  for prefix, words, is_main, is_optional in (
+      ('test_', '', True, False),
+      ('client_test_', 'Client ', False, False),
+      ('validation_', 'Validation ', False, True),
   ):
     for position, kind in enumerate(metrics):
       measured.append(
@@ -189,6 +209,7 @@ def of(metrics: Sequence[Kind], loss_kind: Kind = LOSS) -> tuple[Column, ...]:
               _begin(f'{words}{kind.word}{kind.unit}'),
               kind,
               in_table=is_main or not position,
+              is_optional=is_optional,
           )
       )
     measured.append(
@@ -197,6 +218,22 @@ def of(metrics: Sequence[Kind], loss_kind: Kind = LOSS) -> tuple[Column, ...]:
             _begin(f'{words}{loss_kind.word}'),
             loss_kind,
             in_table=is_main,
+            is_optional=is_optional,
+        )
+    )
+  for prefix, words in (
+      ('client_deviation_', 'deviation over clients'),
+      ('client_worst_tenth_', 'worst tenth of clients'),
+  ):
+    kind = [*metrics, loss_kind][0]
+    measured.append(
+        Column(
+            f'{prefix}{kind.name}',
+            f'{kind.heading}, {words}{kind.unit}',
+            kind,
+            in_table=False,
+            has_curve=False,
+            is_optional=True,
         )
     )
   return (

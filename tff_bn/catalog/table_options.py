@@ -56,12 +56,13 @@ TEST_COLUMN = Option(
 )
 TEST_SHARE = Option(
     'test_share',
-    value_types.Number(float, above=0, below=1),
+    value_types.PART,
     'Share of the rows of a table, of each client if they are known, that are'
     ' test data without --test_column. The same rows in every run',
     0.2,
     argument=OWN_NAME,
     conditions=_ONLY_TABLES,
+    excludes='test_column',
 )
 IGNORED_COLUMNS = Option(
     'ignored_columns',

@@ -49,6 +49,7 @@ def join_domains(
     datasets: Mapping[str, dataset_lib.Dataset],
     *,
     is_part: bool = False,
+    noun: str = 'domain',
 ) -> dataset_lib.Dataset:
   """Joins datasets as domains.
 
@@ -65,6 +66,7 @@ def join_domains(
     datasets: The dataset of each domain.
     is_part: Whether all domains together may lack training samples of a class,
       see `create_dataset`.
+    noun: What errors call a domain.
 
   Returns:
     The dataset, whose domains are in the order of `datasets`.
@@ -98,6 +100,7 @@ def join_domains(
       'shapes',
       {domain: _shape_text(d) for domain, d in datasets.items()},
       'pass image_size=HEIGHTxWIDTH to resize images.',
+      noun,
   )
   parts = tuple(datasets.values())
   has_floats = any(part.x_train.dtype != np.uint8 for part in parts)
@@ -132,7 +135,7 @@ def join_domains(
       domain_names=tuple(datasets),
   )
   if not is_part:
-    _check_trained(dataset)
+    _check_trained(dataset, noun)
   return dataset
 
 
@@ -148,7 +151,7 @@ def _num_classes(parts: Sequence[dataset_lib.Dataset]) -> Optional[int]:
   return num_classes
 
 
-def _check_trained(dataset: dataset_lib.Dataset) -> None:
+def _check_trained(dataset: dataset_lib.Dataset, noun: str) -> None:
   """Checks that some domain has training samples of each tested class."""
   if dataset.task not in (tasks.CLASSIFICATION, tasks.SEGMENTATION):
     return
@@ -158,9 +161,9 @@ def _check_trained(dataset: dataset_lib.Dataset) -> None:
   if untrained.size:
     names_or_numbers = label_counts.column_names(dataset)
     raise ValueError(
-        f'dataset={dataset.name}: no domain has training samples of the class'
+        f'dataset={dataset.name}: no {noun} has training samples of the class'
         f' {names_or_numbers[untrained[0]]}, of which there are test samples.'
-        ' Add such samples to the training data of a domain, or remove them'
+        f' Add such samples to the training data of a {noun}, or remove them'
         ' from the test data.'
     )
 
@@ -182,13 +185,17 @@ def _common_size(
 
 
 def _check_same(
-    name: str, what: str, values: Mapping[str, str], advice: str
+    name: str,
+    what: str,
+    values: Mapping[str, str],
+    advice: str,
+    noun: str = 'domain',
 ) -> None:
   """Checks that all domains have the same value."""
   if len(set(values.values())) > 1:
     listing = ', '.join(f'{domain}: {v}' for domain, v in values.items())
     raise ValueError(
-        f'dataset={name}: the domains have different {what} ({listing});'
+        f'dataset={name}: the {noun}s have different {what} ({listing});'
         f' {advice}'
     )
 

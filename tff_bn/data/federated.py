@@ -40,6 +40,14 @@ def check_client_ids(client_ids: Iterable[str]) -> None:
       )
 
 
+# The positions of clients' samples -> the part of the dataset that has these.
+_SPLITS = {
+    'train_indices': 'train',
+    'test_indices': 'test',
+    'validation_indices': 'train',
+}
+
+
 class Recipe(Protocol):
   """A picklable function that loads data. Equal recipes load equal data."""
 
@@ -66,6 +74,9 @@ class FederatedData:
       Without a recipe, the data itself is sent there.
     augmentation: How training images are changed at random, a key of
       `tff_bn.data.augmentation.AUGMENTATIONS`.
+    validation_indices: Client id -> positions in the training data of samples
+      on which no client trains, for the choice of a round, see
+      `with_validation`. Clients may have none.
 
   Raises:
     TypeError: If a client's id is not a string, or an argument has the wrong
@@ -80,6 +91,9 @@ class FederatedData:
   test_indices: Mapping[str, np.ndarray]
   recipe: Optional[Recipe] = None
   augmentation: str = 'none'
+  validation_indices: Mapping[str, np.ndarray] = dataclasses.field(
+      default_factory=dict
+  )
 
   def __post_init__(self):
     checks.check_type(
@@ -88,8 +102,7 @@ class FederatedData:
         dataset_lib.Dataset,
         'be a tff_bn.data.Dataset, such as tff_bn.data.load_dataset(name)',
     )
-    for split in ('train', 'test'):
-      name = f'{split}_indices'
+    for name, split in _SPLITS.items():
       checks.check_type(
           name,
           getattr(self, name),
@@ -113,6 +126,12 @@ class FederatedData:
           'train_indices and test_indices must have the same clients, but only'
           f' one of them has {sorted(different, key=repr)[0]!r}. A client'
           ' without test data has an empty list.'
+      )
+    unknown = self.validation_indices.keys() - self.train_indices.keys()
+    if unknown:
+      raise ValueError(
+          'validation_indices has the client'
+          f' {sorted(unknown, key=repr)[0]!r}, which train_indices has not.'
       )
     augmentation_lib.check_augmentation(
         self.augmentation, self.dataset.name, self.dataset.input_shape
@@ -304,14 +323,68 @@ class FederatedData:
 
     def only(are_held_out: bool) -> 'FederatedData':
       kept = [c for c in self.client_ids if (c in held_out) is are_held_out]
+      indices: dict[str, Any] = {
+          name: {c: found[c] for c in kept if c in found}
+          for name in _SPLITS
+          for found in [getattr(self, name)]
+      }
       return dataclasses.replace(
           self,
-          train_indices={c: self.train_indices[c] for c in kept},
-          test_indices={c: self.test_indices[c] for c in kept},
+          **indices,
           recipe=None,
       )
 
     return only(False), only(True)
+
+  def with_validation(self, share: float, seed: int) -> 'FederatedData':
+    """Sets a part of each client's training data apart, for validation.
+
+    No client trains on a sample that another one validates on. If clients share
+    samples, their shares can therefore differ from the given one.
+
+    Args:
+      share: The share of each client's samples, between 0 and 1. It is rounded
+        to whole samples; a client with a single sample has no validation data.
+      seed: Determines the samples, together with the client.
+
+    Returns:
+      The data, with `validation_indices` and without a recipe.
+
+    Raises:
+      ValueError: If the share is not between 0 and 1, if there is validation
+        data already, or if a client would have no training data.
+    """
+    value_types.PART.check('share', share)
+    if self.validation_indices:
+      raise ValueError('The data has validation_indices already.')
+    is_known: np.ndarray = np.zeros(len(self.dataset.y_train), bool)
+    is_chosen = np.zeros_like(is_known)
+    for number, positions in enumerate(self.train_indices.values()):
+      own = np.unique(positions)
+      wanted = min(round(share * len(own)), len(own) - 1)
+      free = own[~is_known[own]]
+      missing = max(0, wanted - np.count_nonzero(is_chosen[own]))
+      rng = seeding.generator(seeding.Stream.VALIDATION, seed, number)
+      is_chosen[rng.permutation(free)[:missing]] = True
+      is_known[own] = True
+    train, validation = {}, {}
+    for client_id, positions in self.train_indices.items():
+      chosen = is_chosen[positions]
+      if chosen.all():
+        raise ValueError(
+            f'share={share} leaves the client {client_id!r} no training data,'
+            ' because it shares all its samples with others.'
+        )
+      train[client_id] = positions[~chosen]
+      validation[client_id] = np.unique(positions[chosen])
+    if not is_chosen.any():
+      raise ValueError(
+          f'share={share} leaves no validation data: the largest client has'
+          f' {max(map(len, self.train_indices.values()))} samples.'
+      )
+    return dataclasses.replace(
+        self, train_indices=train, validation_indices=validation, recipe=None
+    )
 
   def scaled(self, name: str) -> 'FederatedData':
     """Returns the data with scaled pixels or features.
@@ -347,7 +420,9 @@ class FederatedData:
     Returns:
       A dataset of batches of the type `element_spec`.
     """
-    return self._test_batches(np.arange(len(self.dataset.y_test)), batch_size)
+    return self._in_order(
+        'test', np.arange(len(self.dataset.y_test)), batch_size
+    )
 
   def client_test_dataset(
       self, client_id: str, batch_size: int
@@ -366,7 +441,18 @@ class FederatedData:
       ValueError: If the client is unknown.
     """
     self.client_number(client_id)
-    return self._test_batches(self.test_indices[client_id], batch_size)
+    return self._in_order('test', self.test_indices[client_id], batch_size)
+
+  def client_validation_dataset(
+      self, client_id: str, batch_size: int
+  ) -> tf.data.Dataset:
+    """Builds a dataset of a client's validation data, like its test data."""
+    self.client_number(client_id)
+    return self._in_order(
+        'train',
+        self.validation_indices.get(client_id, np.zeros(0, np.int64)),
+        batch_size,
+    )
 
   def fingerprint(self) -> str:
     """Returns a hexadecimal hash of all samples, clients and their order."""
@@ -375,7 +461,7 @@ class FederatedData:
   @functools.cached_property
   def _fingerprint(self) -> str:
     digest = hashlib.sha256(self.dataset.fingerprint().encode())
-    for indices_of in (self.train_indices, self.test_indices):
+    for indices_of in (getattr(self, name) for name in _SPLITS):
       for client_id, indices in indices_of.items():
         name = client_id.encode()
         digest.update(f'{len(name)},{len(indices)};'.encode() + name)
@@ -426,12 +512,15 @@ class FederatedData:
   def _client_numbers(self) -> dict[str, int]:
     return {client_id: n for n, client_id in enumerate(self.client_ids)}
 
-  def _test_batches(
-      self, indices: np.ndarray, batch_size: int
+  def _in_order(
+      self, split: str, indices: np.ndarray, batch_size: int
   ) -> tf.data.Dataset:
+    """Returns batches of samples of the dataset's part `split`."""
     value_types.POSITIVE_INTEGER.check('batch_size', batch_size)
     return batches.Batches([indices], batch_size).dataset(
-        self.dataset.x_test, self.dataset.y_test, self.dataset.scaling
+        getattr(self.dataset, f'x_{split}'),
+        getattr(self.dataset, f'y_{split}'),
+        self.dataset.scaling,
     )
 
 

@@ -1,14 +1,17 @@
 """Datasets from folders of images."""
 
+from collections.abc import Sequence
 import os
 import pathlib
 from typing import Any, Optional
 
+from absl import logging
 import tensorflow as tf
 
 from tff_bn.catalog import datasets
 from tff_bn.common import checks
 from tff_bn.common import memory
+from tff_bn.common import spelling
 from tff_bn.data import classes
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import domains
@@ -17,6 +20,8 @@ from tff_bn.data import images
 from tff_bn.data import tfds_source
 
 _SUFFIXES = ('.jpeg', '.jpg', '.png')
+# The folders of images. Of the last two, only one is used.
+_SPLITS = ('train', 'test', 'validation')
 
 
 def load_image_folder(
@@ -34,7 +39,8 @@ def load_image_folder(
   The classes are the folders `LABEL` in alphabetical order. Images are PNG or
   JPEG files, read as RGB: `[n, height, width, 3]`, uint8. If there is no folder
   `test`, the folder `validation` is used. Links to files and folders are
-  followed.
+  followed. Other files, and folders that are no clients, are ignored; a warning
+  names them.
 
   Args:
     name: `folder:PATH`.
@@ -56,7 +62,10 @@ def load_image_folder(
     raise ValueError(f'dataset={name}: there is no folder {path!r}.')
   clients = datasets.clients_in_folder(path)
   if not clients:
+    _warn_of_ignored(name, [path])
     return _load_folder(name, path, image_size, is_part=is_part)
+  _warn_of_ignored(name, [os.path.join(path, client) for client in clients])
+  _check_clients(name, path, clients)
   parts = {
       client: _load_folder(
           name,
@@ -67,7 +76,7 @@ def load_image_folder(
       )
       for client in clients
   }
-  joined = domains.join_domains(name, parts, is_part=is_part)
+  joined = domains.join_domains(name, parts, is_part=is_part, noun='client')
   return joined.unchecked(
       client_train=joined.domain_train,
       client_test=joined.domain_test,
@@ -112,6 +121,55 @@ def _load_folder(
   return classes.without_unused(dataset) if is_part else dataset
 
 
+def _warn_of_ignored(name: str, paths: Sequence[str]) -> None:
+  """Warns of files that are no images of a class, except hidden ones."""
+  files = [
+      file
+      for path in paths
+      for split in _SPLITS
+      for pattern, suffixes in ((f'{split}/*', ()), (f'{split}/*/*', _SUFFIXES))
+      for file in sorted(pathlib.Path(path).glob(pattern))
+      if file.is_file()
+      and file.suffix.lower() not in suffixes
+      and not file.name.startswith('.')
+  ]
+  if files:
+    logging.warning(
+        'dataset=%s: %d files are ignored, such as %s: images are PNG or JPEG'
+        ' files in the folder of their class.',
+        name,
+        len(files),
+        files[0],
+    )
+
+
+def _check_clients(name: str, path: str, clients: Sequence[str]) -> None:
+  """Checks that clients have training images; warns of other folders."""
+  for client in clients:
+    folder = os.path.join(path, client)
+    if not _image_files(folder, 'train'):
+      raise ValueError(
+          f'dataset={name}: {os.path.join(folder, "train")} has no images in'
+          ' folders of classes; add PNG or JPEG files, or remove the folder'
+          f' {client!r}.'
+      )
+  others = sorted(
+      entry.name
+      for entry in os.scandir(path)
+      if entry.is_dir()
+      and entry.name not in clients
+      and not entry.name.startswith('.')
+  )
+  if others:
+    logging.warning(
+        'dataset=%s: the folders %s in %s have no folder train, so they are no'
+        ' clients.',
+        name,
+        spelling.name_some(others),
+        path,
+    )
+
+
 def _check_names(name: str, path: str) -> None:
   """Checks that the names of classes and files can be read."""
   for pattern in ('*', '*/*', '*/*/*'):
@@ -146,7 +204,9 @@ def _check_headers(
     )
     first = first or size
     if image_size is None and size != first:
-      raise images.different_sizes(f'dataset={name}', first, size)
+      raise images.different_sizes(
+          f'dataset={name}', first, size, (str(files[0]), str(file))
+      )
   if first is not None and image_size is None:
     memory.check_fits(
         f'dataset={name}: the {len(files)} images of {split}',

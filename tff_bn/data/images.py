@@ -1,5 +1,7 @@
 """Resizing images."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import tensorflow as tf
 
@@ -37,13 +39,22 @@ def check_memory(
 
 
 def different_sizes(
-    source: str, first: tuple[int, ...], other: tuple[int, ...]
+    source: str,
+    first: tuple[int, ...],
+    other: tuple[int, ...],
+    files: Sequence[str] = ('', ''),
 ) -> ValueError:
-  """Returns the error of images with these two heights and widths."""
+  """Returns the error of images with these two heights and widths.
+
+  `files` are their two files, if they have some.
+  """
+  sizes = ' and '.join(
+      f'{size[0]}x{size[1]}{file and f" ({file})"}'
+      for size, file in zip((first, other), files)
+  )
   return ValueError(
-      f'{source} has images of different sizes, for example'
-      f' {first[0]}x{first[1]} and {other[0]}x{other[1]} pixels; pass'
-      ' image_size=HEIGHTxWIDTH to resize them.'
+      f'{source} has images of different sizes, for example {sizes} pixels;'
+      ' pass image_size=HEIGHTxWIDTH to resize them.'
   )
 
 

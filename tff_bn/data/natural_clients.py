@@ -1,5 +1,6 @@
 """The clients that a dataset has: which sample belongs to which client."""
 
+import re
 from typing import Any, Optional
 
 from absl import logging
@@ -7,6 +8,9 @@ import numpy as np
 
 from tff_bn.common import spelling
 from tff_bn.data import arrays
+
+# Line breaks would tear lists of clients apart, and no flag can name them.
+_CONTROL_CHARACTER = re.compile('[\x00-\x1f\x7f-\x9f\u2028\u2029]')
 
 
 def attributes(
@@ -33,7 +37,7 @@ def attributes(
 
   Raises:
     ValueError: If there is not one id for each sample, an id is empty or no
-      UTF-8, or texts and numbers are mixed.
+      UTF-8, has control characters, or texts and numbers are mixed.
   """
   ids = _ids(source, 'client_train', train, num_samples[0])
   test_ids = (
@@ -90,4 +94,11 @@ def _ids(
   if array.dtype.kind == 'U' and (array == '').any():
     first = int(np.argmax(array == ''))
     raise ValueError(f'{source}: {name} is empty for the sample {first}.')
+  if array.dtype.kind == 'U':
+    wrong = list(filter(_CONTROL_CHARACTER.search, np.unique(array)))
+    if wrong:
+      raise ValueError(
+          f'{source}: {name} has the client {str(wrong[0])!r}; ids of clients'
+          ' must not have line breaks or other control characters.'
+      )
   return array

@@ -185,6 +185,11 @@ def _read_header(
   except Exception as error:
     raise _unreadable(source, array, error) from error
   if header.dtype.hasobject:
+    if array in datasets.CLIENT_ARRAYS:
+      raise ValueError(
+          f'{source}: {array} holds Python objects; store texts, by'
+          ' np.array(ids, str), or whole numbers.'
+      )
     raise _unreadable(source, array, 'it holds Python objects')
   expected = length + _size(header)
   if member.file_size != expected:

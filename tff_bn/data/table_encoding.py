@@ -21,6 +21,8 @@ else:
 
 # A column of more texts is free text, or names the rows.
 _MAX_CATEGORIES = 1000
+# What pandas reads as missing.
+MISSING_TEXTS = 'empty, NA, None, null or nan'
 # The category of missing values.
 _MISSING = ''
 # The share of the texts of a column that must be numbers to call it a column of
@@ -99,10 +101,18 @@ class TableEncoding:
         )
     )
 
-  def encode(self, source: str, table: pd.DataFrame) -> np.ndarray:
+  def encode(
+      self, source: str, table: pd.DataFrame, *, is_later: bool = False
+  ) -> np.ndarray:
     """Returns the features of rows, float32 of shape `[n, features]`.
 
     A category that the training data lacks has only zeros.
+
+    Args:
+      source: The beginning of errors, which names the table.
+      table: The rows.
+      is_later: Whether a model is trained already, so that nothing else can
+        fill missing values.
 
     Raises:
       ValueError: If a column is missing or holds other values than in the
@@ -124,7 +134,7 @@ class TableEncoding:
     for column in self.columns:
       end = start + column.num_features
       features[:, start:end] = _encode_column(
-          source, column, table[column.name]
+          source, column, table[column.name], is_later
       )
       start = end
     return features
@@ -132,7 +142,12 @@ class TableEncoding:
 
 def row_name(index: pd.Index, are_meant: Any) -> str:
   """Returns the first of some rows in words, for errors."""
-  return f'row {int(index[np.argmax(are_meant)]) + 1:,} below the header'
+  place = index[np.argmax(are_meant)]
+  file = ''
+  if isinstance(place, tuple):  # The table has several files.
+    name, place = place
+    file = f' of {name!r}'
+  return f'row {int(place) + 1:,} below the header{file}'
 
 
 def _fit_column(source: str, values: pd.Series, missing: str) -> Column:
@@ -162,22 +177,27 @@ def _fit_column(source: str, values: pd.Series, missing: str) -> Column:
 
 
 def _encode_column(
-    source: str, column: Column, values: pd.Series
+    source: str, column: Column, values: pd.Series, is_later: bool
 ) -> np.ndarray:
   """Returns the features of a column, of shape `[n, features]`."""
   place = f'{source}: the column {column.name!r}'
   if column.categories is None:
     if not pd.api.types.is_numeric_dtype(values.dtype):
       raise ValueError(
-          f'{place} has texts such as {_first_text(values)!r}, but numbers in'
-          ' the training data.'
+          f'{place} has {_describe_texts(values)}, but numbers in the training'
+          ' data.'
       )
     numbers = _numbers(values)
     if column.fill is not None:
       numbers = np.where(np.isnan(numbers), column.fill, numbers)
-    _check_finite(place, numbers, values.index)
+    _check_finite(place, numbers, values.index, is_later)
     return numbers[:, np.newaxis]
-  texts = _texts(place, values, allows_missing=_MISSING in column.categories)
+  texts = _texts(
+      place,
+      values,
+      allows_missing=_MISSING in column.categories,
+      is_later=is_later,
+  )
   return np.asarray(texts[:, np.newaxis] == np.array(column.categories, object))
 
 
@@ -186,14 +206,28 @@ def _numbers(values: pd.Series) -> np.ndarray:
   return values.to_numpy(np.float64, na_value=np.nan)
 
 
-def _check_finite(place: str, numbers: np.ndarray, index: pd.Index) -> None:
+def _missing_advice(is_later: bool) -> str:
+  """Returns what to do with missing values."""
+  if is_later:
+    return (
+        'the column had all values in the training data, so nothing fills them;'
+        ' fill them yourself, or remove the rows'
+    )
+  return (
+      f'fill them by {table_options.MISSING.name}='
+      f'{" or ".join(table_options.FILLING)}, or remove the rows'
+  )
+
+
+def _check_finite(
+    place: str, numbers: np.ndarray, index: pd.Index, is_later: bool
+) -> None:
   largest = float(np.finfo(np.float32).max)
   wrong = ~(np.abs(numbers) <= largest)
   if wrong.any():
     value = numbers[np.argmax(wrong)]
     advice = (
-        f'fill them by {table_options.MISSING.name}='
-        f'{" or ".join(table_options.FILLING)}, or remove the rows'
+        _missing_advice(is_later)
         if math.isnan(value)
         else 'all values must be finite float32 numbers'
     )
@@ -205,7 +239,11 @@ def _check_finite(place: str, numbers: np.ndarray, index: pd.Index) -> None:
 
 
 def _texts(
-    place: str, values: pd.Series, *, allows_missing: bool
+    place: str,
+    values: pd.Series,
+    *,
+    allows_missing: bool,
+    is_later: bool = False,
 ) -> np.ndarray:
   """Returns the texts of a column of categories, an array of objects."""
   if pd.api.types.is_datetime64_any_dtype(values.dtype) or (
@@ -218,10 +256,9 @@ def _texts(
   is_missing = values.isna()
   if is_missing.any() and not allows_missing:
     raise ValueError(
-        f'{place} has {int(is_missing.sum()):,} missing values, the first in'
-        f' {row_name(values.index, is_missing)}; use'
-        f' {table_options.MISSING.name}={" or ".join(table_options.FILLING)},'
-        ' or remove the rows.'
+        f'{place} has {int(is_missing.sum()):,} missing values'
+        f' ({MISSING_TEXTS}), the first in'
+        f' {row_name(values.index, is_missing)}; {_missing_advice(is_later)}.'
     )
   present = values[~is_missing]
   wrong = [v for v in present if not isinstance(v, (str, bool, int, float))]
@@ -240,6 +277,11 @@ def _texts(
   return values.astype(object).where(~is_missing, _MISSING).map(str).to_numpy()
 
 
-def _first_text(values: pd.Series) -> str:
+def _describe_texts(values: pd.Series) -> str:
+  """Returns the texts of a column in words: the first that is no number."""
   present = values[values.notna()]
-  return str(present.iloc[0]) if len(present) else ''
+  is_text = pd.to_numeric(present, errors='coerce').isna()
+  if is_text.any():
+    text = str(present[is_text].iloc[0])
+    return f'the text {text!r} in {row_name(present.index, is_text)}'
+  return f'texts such as {str(next(iter(present), ""))!r}'

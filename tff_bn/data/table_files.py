@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import csv
 import gzip
 import os
+import re
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
@@ -30,6 +31,9 @@ _CSV_SUFFIXES = ('.csv', '.csv.gz')
 # What the column of test data may have.
 _IS_TEST = {'train': False, 'test': True, '0': False, '1': True}
 _IS_TEST.update({'false': False, 'true': True})
+# Ids of clients that are numbers, and those whose texts Python writes, too.
+_WHOLE_NUMBER = re.compile(r'-?\d+', re.ASCII)
+_WRITTEN_NUMBER = re.compile(r'0|-?[1-9]\d{0,17}', re.ASCII)
 
 
 def load_csv(name: str, **options: Any) -> dataset_lib.Dataset:
@@ -64,7 +68,9 @@ def load_parquet(name: str, **options: Any) -> dataset_lib.Dataset:
 
 def _load(
     name: str,
-    read: Callable[[str, str], tuple[pd.DataFrame, Optional[np.ndarray]]],
+    read: Callable[
+        [str, str, Optional[str]], tuple[pd.DataFrame, Optional[np.ndarray]]
+    ],
     **options: Any,
 ) -> dataset_lib.Dataset:
   source = f'dataset={name}'
@@ -76,14 +82,14 @@ def _load(
     is_there = False
   if not is_there:
     raise ValueError(f'{source}: there is no file or folder {path!r}.')
-  table, clients = read(source, path)
+  table, clients = read(source, path, options.get('client_column'))
   if not len(table):
     raise ValueError(f'{source}: the table has no rows.')
   return _to_dataset(name, table, clients, **options)
 
 
 def _read_csv(
-    source: str, path: str
+    source: str, path: str, client_column: Optional[str]
 ) -> tuple[pd.DataFrame, Optional[np.ndarray]]:
   """Returns the table, and the clients of its rows if they are known."""
   files = [path]
@@ -101,7 +107,7 @@ def _read_csv(
   memory.check_fits(
       f'{source}: the files of {path!r}', sum(map(os.path.getsize, files))
   )
-  parts = [read_csv_file(source, file) for file in files]
+  parts = [read_csv_file(source, file, client_column) for file in files]
   for file, part in zip(files, parts):
     if set(part.columns) != set(parts[0].columns):
       different = sorted(set(part.columns) ^ set(parts[0].columns))
@@ -109,15 +115,24 @@ def _read_csv(
           f'{source}: {file!r} and {files[0]!r} have different columns; only'
           f' one of them has {different[0]!r}.'
       )
-  clients: Optional[np.ndarray] = None
-  if os.path.isdir(path):
-    names = [os.path.basename(file).split('.csv')[0] for file in files]
-    clients = np.repeat(np.array(names), [len(part) for part in parts])
-  return pd.concat(parts, ignore_index=True), clients
+  if not os.path.isdir(path):
+    return parts[0], None
+  names = [os.path.basename(file) for file in files]
+  clients = np.repeat(
+      np.array([name.split('.csv')[0] for name in names]),
+      [len(part) for part in parts],
+  )
+  # Errors name the file of a row.
+  return pd.concat(parts, keys=names), clients
 
 
-def read_csv_file(source: str, file: str) -> pd.DataFrame:
-  """Reads a CSV file; a `ValueError` begins with `source`."""
+def read_csv_file(
+    source: str, file: str, text_column: Optional[str] = None
+) -> pd.DataFrame:
+  """Reads a CSV file; a `ValueError` begins with `source`.
+
+  A column may keep its texts, such as 007 and NA.
+  """
   # Reading from a pipe may last forever.
   if not os.path.isfile(file):
     raise ValueError(f'{source}: {file!r} is no regular file.')
@@ -131,7 +146,19 @@ def read_csv_file(source: str, file: str) -> pd.DataFrame:
     if twice:  # pandas would rename it.
       raise ValueError(f'the column {twice[0]!r} occurs twice')
     # Read in one piece, a column has one dtype.
-    return pd.read_csv(file, sep=delimiter, low_memory=False)
+    table = pd.read_csv(file, sep=delimiter, low_memory=False)
+    # pandas would take the first fields for names of the rows.
+    if not isinstance(table.index, pd.RangeIndex):
+      raise ValueError('rows have more fields than the first line')
+    if text_column in table.columns:
+      table[text_column] = pd.read_csv(
+          file,
+          sep=delimiter,
+          usecols=[text_column],
+          dtype=str,
+          keep_default_na=False,
+      )
+    return table
   # A damaged file may raise anything.
   except Exception as error:
     reason = str(error).split('\n', maxsplit=1)[0]
@@ -140,7 +167,10 @@ def read_csv_file(source: str, file: str) -> pd.DataFrame:
     ) from error
 
 
-def _read_parquet(source: str, path: str) -> tuple[pd.DataFrame, None]:
+def _read_parquet(
+    source: str, path: str, client_column: Optional[str]
+) -> tuple[pd.DataFrame, None]:
+  del client_column  # Columns have types.
   try:
     return pd.read_parquet(path), None
   except ImportError as error:
@@ -234,13 +264,14 @@ def _to_dataset(
     if not rows.any():
       raise ValueError(f'{source} has no {which} rows.')
   features = table.drop(columns=used)
+  is_later = encoding is not None
   if encoding is None:
     encoding = table_encoding.TableEncoding.fit(
         source,
         features[~is_test],
         missing_values or table_options.MISSING.default,
     )
-  x = encoding.encode(source, features)
+  x = encoding.encode(source, features, is_later=is_later)
   y, class_names = _labels(
       source, table[list(label_column)], is_test, is_part=is_part
   )
@@ -272,7 +303,7 @@ def _columns(table: pd.DataFrame) -> str:
 
 def _ids(source: str, column: str, values: pd.Series) -> np.ndarray:
   """Returns the ids of the rows' clients: texts or whole numbers."""
-  missing = values.isna()
+  missing = values.isna() | (values == '')
   if missing.any():
     row = table_encoding.row_name(values.index, missing)
     raise ValueError(
@@ -284,11 +315,25 @@ def _ids(source: str, column: str, values: pd.Series) -> np.ndarray:
   if pd.api.types.is_integer_dtype(values.dtype):
     return values.to_numpy(np.int64)
   if pd.api.types.is_float_dtype(values.dtype):
-    raise ValueError(
-        f'{source}: the column {column!r} has numbers such as'
-        f' {values.iloc[0]}; ids of clients are texts or whole numbers.'
-    )
-  return values.map(str).to_numpy(str)
+    raise _no_id(source, column, values.iloc[0])
+  texts = values.map(str).to_numpy(str)
+  different = np.unique(texts)
+  if all(map(_WRITTEN_NUMBER.fullmatch, different)):
+    return texts.astype(np.int64)
+  # Ids such as 007 stay texts.
+  if (
+      not all(map(_WHOLE_NUMBER.fullmatch, different))
+      and pd.to_numeric(pd.Series(different), errors='coerce').notna().all()
+  ):
+    raise _no_id(source, column, different[0])
+  return texts
+
+
+def _no_id(source: str, column: str, number: Any) -> ValueError:
+  return ValueError(
+      f'{source}: the column {column!r} has numbers such as {number}; ids of'
+      ' clients are texts or whole numbers.'
+  )
 
 
 def _read_is_test(source: str, column: str, values: pd.Series) -> np.ndarray:
@@ -329,8 +374,8 @@ def _labels(
   if missing.any():
     row = table_encoding.row_name(labels.index, missing)
     raise ValueError(
-        f'{source}: {int(missing.sum()):,} rows have no label, the first is'
-        f' {row}.'
+        f'{source}: {int(missing.sum()):,} rows have no label'
+        f' ({table_encoding.MISSING_TEXTS}), the first is {row}.'
     )
   are_texts = [
       not pd.api.types.is_numeric_dtype(labels[column].dtype)

@@ -15,7 +15,13 @@ from tff_bn.runtime import symbols
 
 
 class Clients(abc.ABC):
-  """The clients of one invocation of a plan."""
+  """The clients of one invocation of a plan.
+
+  Attributes:
+    seconds: How long each client was computed; `None` if it is not measured.
+  """
+
+  seconds: Optional[Sequence[float]] = None
 
   @abc.abstractmethod
   def compute(self, number: int) -> Generator[Sequence[Any], None, None]:

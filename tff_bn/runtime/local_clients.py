@@ -4,6 +4,7 @@ import collections
 from collections.abc import Generator, Sequence
 import concurrent.futures
 import functools
+import time
 from typing import Any, Optional
 
 import tensorflow as tf
@@ -37,6 +38,7 @@ class LocalClients(execution.Clients):
     self._kept: list[Optional[dict[symbols.Leaf, tf.Tensor]]] = [
         None for _ in self._values
     ]
+    self.seconds: list[float] = [0.0 for _ in self._values]
     self._results: list[dict[symbols.Leaf, Any]] = [{} for _ in self._values]
 
   def results(self, leaf: symbols.Leaf) -> list[Any]:
@@ -71,6 +73,7 @@ class LocalClients(execution.Clients):
 
   def _compute(self, client: int, number: int) -> list[tf.Tensor]:
     """Computes a client's part of a pass; returns the values to aggregate."""
+    start = time.monotonic()
     part = self._parts[client % len(self._parts)]
     tensors = self._kept[client]
     if tensors is None:
@@ -83,4 +86,5 @@ class LocalClients(execution.Clients):
       )
     folded = [tensors[leaf] for leaf in plan.folded if leaf in tensors]
     self._kept[client] = {leaf: tensors[leaf] for leaf in plan.kept}
+    self.seconds[client] += time.monotonic() - start
     return folded

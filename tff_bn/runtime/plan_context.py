@@ -1,11 +1,11 @@
 """The base class of the TFF contexts that run plans."""
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import concurrent.futures
 import contextlib
 import threading
-from typing import Any, TypeVar
+from typing import Any, Optional, TypeVar
 import weakref
 
 import tensorflow as tf
@@ -25,12 +25,17 @@ class PlanContext(tff.framework.SyncContext, abc.ABC):
   """Runs TFF computations, with the server's part in this process.
 
   Several threads may use the context concurrently.
+
+  Attributes:
+    client_seconds: How long each client of the last invocation with clients was
+      computed; `None` before the first one, and where it is not measured.
   """
 
   def __init__(self, server_device: str):
     """Initializes the context with the full name of the server's device."""
     super().__init__()
     self._server_device = server_device
+    self.client_seconds: Optional[Sequence[float]] = None
     self._graphs = imported_graph.GraphCache()
     self._plans: dict[int, plan_lib.Plan] = {}
     self._lock = threading.Lock()
@@ -71,6 +76,8 @@ class PlanContext(tff.framework.SyncContext, abc.ABC):
         clients = stack.enter_context(self.clients(invocation))
       done = execution.Execution(invocation, clients, self._server_device)
       done.run()
+      if clients is not None:
+        self.client_seconds = clients.seconds
       return arguments.build_result(
           type_signature.result,
           plan.results,

@@ -7,6 +7,7 @@ from tff_bn.imports import lazy
 
 # Name -> the module of this package in which it is defined.
 _MEMBERS = {
+    'DetailedReport': 'detailed_reports',
     'HookedRun': 'metrics_hook',
     'KeptStatisticsWarning': 'kept_statistics',
     'MAY_CHANGE': 'training_config',
@@ -16,6 +17,7 @@ _MEMBERS = {
     'TrainingFailedError': 'training_config',
     'TrainingResult': 'training_config',
     'UnusableModelError': 'training_config',
+    'detailed_report': 'detailed_reports',
     'is_finished': 'finished',
     'train': 'loop',
 }

@@ -1,6 +1,6 @@
 """Checkpoints of a run, robust to kills and to damaged files."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 import pathlib
 from typing import Any, Optional
 
@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 from typing_extensions import override
 
 from tff_bn.training import checkpoint_files
+from tff_bn.training import client_metrics as client_metrics_lib
 from tff_bn.training import client_state_codec
 from tff_bn.training import client_state_store
 from tff_bn.training import manifests
@@ -61,7 +62,8 @@ class CheckpointManager(tff.program.ProgramStateManager):
       Loading forgets states of later rounds.
   *   `save` may be called in every round; it saves when a checkpoint is due.
   *   The manager keeps the last three checkpoints, the last one from which
-      clients were able to train, and the last one with a finite model.
+      clients were able to train, the last one with a finite model, and those of
+      `kept_rounds`.
   """
 
   def __init__(
@@ -72,9 +74,11 @@ class CheckpointManager(tff.program.ProgramStateManager):
       last_round: int,
       identity: RunIdentity,
       log: metrics_log.MetricsLog,
+      client_metrics: Optional[client_metrics_lib.ClientMetrics] = None,
       store: Optional[client_state_store.ClientStateStore] = None,
       failed_rounds: Callable[[Any], int] = lambda state: 0,
       is_finite: Callable[[Any], bool] = lambda state: True,
+      kept_rounds: Callable[[], Collection[int]] = lambda: (),
   ):
     """Initializes the manager and writes nothing.
 
@@ -84,18 +88,23 @@ class CheckpointManager(tff.program.ProgramStateManager):
       last_round: The run's last round, which always has a checkpoint.
       identity: Identifies the run.
       log: The run's metrics.
+      client_metrics: The results of single clients.
       store: The clients' states, if clients have any.
       failed_rounds: Returns the number of failed rounds in a row up to a state.
       is_finite: Returns whether a state's model is finite.
+      kept_rounds: Returns rounds whose checkpoints are needed at the end. It is
+        asked after each round, and may name the last one.
     """
     self._files = checkpoint_files.CheckpointFolder(folder)
     self._every = every
     self._last_round = last_round
     self._identity = identity
     self._log = log
+    self._client_metrics = client_metrics
     self._store = store
     self._failed_rounds = failed_rounds
     self._is_finite = is_finite
+    self._kept_rounds = kept_rounds
     # The round that `load_latest` loaded; `None` if it loaded none.
     self.resumed_from: Optional[int] = None
     # The last state that was given to `save`, with its round.
@@ -172,6 +181,7 @@ class CheckpointManager(tff.program.ProgramStateManager):
       if version == 0 and unusable:
         break  # The run would start over unnoticed.
       self._resume(version, manifest, unusable)
+      self._latest = (state, version)
       return state, version
     reasons = [f'round {number}: {error}' for number, error in unusable.items()]
     raise ValueError(
@@ -213,6 +223,8 @@ class CheckpointManager(tff.program.ProgramStateManager):
   ) -> None:
     # First, because this may raise an error, and then nothing may be changed.
     self._log.restore(manifest['metrics'])
+    if self._client_metrics is not None:
+      self._client_metrics.restore(manifest.get('client_metrics', ()))
     for number, error in unusable.items():
       logging.warning(
           'The checkpoint of round %d cannot be used (%s). It is kept as %s,'
@@ -232,12 +244,26 @@ class CheckpointManager(tff.program.ProgramStateManager):
     self.resumed_from = version
     self._saved_round = version
 
+  def load_kept(self, version: int, structure: Any) -> Any:
+    """Loads the server's state after a round of `kept_rounds`."""
+    return self._load(version, structure)[0]
+
   @override
   async def save(self, program_state: Any, version: int) -> None:
     """Saves the server's state after round `version` if a checkpoint is due."""
     self._latest = (program_state, version)
-    if version % self._every == 0 or version == self._last_round:
+    if (
+        version % self._every == 0
+        or version == self._last_round
+        or version in self._kept_rounds()
+    ):
       self._save(program_state, version)
+
+  @property
+  def latest(self) -> tuple[Any, int]:
+    """The last state that was loaded or given to `save`, with its round."""
+    assert self._latest is not None  # Round 0 is saved before round 1 begins.
+    return self._latest
 
   def save_latest(self) -> Optional[int]:
     """Saves the last round, even if no checkpoint is due.
@@ -264,6 +290,8 @@ class CheckpointManager(tff.program.ProgramStateManager):
         'metrics': self._log.rows_until(version),
         'finite': self._is_finite(state),
     }
+    if self._client_metrics is not None:
+      manifest['client_metrics'] = self._client_metrics.rows_until(version)
     # A run that is killed between the two steps continues from the checkpoint
     # before and forgets these states of the clients.
     if self._store is not None:
@@ -276,7 +304,7 @@ class CheckpointManager(tff.program.ProgramStateManager):
   def _prune(self, newest: int, num_failed: int, is_finite: bool) -> None:
     """Removes the checkpoints that are no longer needed."""
     rounds = self._files.rounds()
-    kept = set(rounds[-_NUM_KEPT:])
+    kept = {*rounds[-_NUM_KEPT:], *(set(rounds) & set(self._kept_rounds()))}
     # Clients trained in the round after the last of these.
     proven = [r for r in rounds if r < newest - num_failed]
     kept.update(proven[-1:])

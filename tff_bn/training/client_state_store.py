@@ -189,13 +189,15 @@ class ClientStateStore:
     ((found_round, data),) = rows
     return self._decoded(client_id, found_round, data)
 
-  def newest(self) -> Iterator[tuple[str, client_state_codec.ClientState]]:
+  def newest(
+      self, round_num: Optional[int] = None
+  ) -> Iterator[tuple[str, client_state_codec.ClientState]]:
     """Yields the id and the newest state of each client, sorted by id.
 
-    Only one state is in memory at a time. The store must not be changed
-    meanwhile.
+    If `round_num` is given, versions of later rounds are ignored. Only one
+    state is in memory at a time. The store must not be changed meanwhile.
     """
-    for client_id, found_round, data in self._newest('state'):
+    for client_id, found_round, data in self._newest('state', round_num):
       yield client_id, self._decoded(client_id, found_round, data)
 
   def _newest(
@@ -331,9 +333,15 @@ class ClientStateStore:
     if not in_transaction:
       self._execute('COMMIT')
 
-  def client_ids(self) -> tuple[str, ...]:
-    """Returns the ids of the clients that have a state, sorted."""
-    rows = self._execute('SELECT DISTINCT client_id FROM states').fetchall()
+  def client_ids(self, round_num: Optional[int] = None) -> tuple[str, ...]:
+    """Returns the ids of the clients that have a state, sorted.
+
+    If `round_num` is given, versions of later rounds are ignored.
+    """
+    rows = self._execute(
+        'SELECT DISTINCT client_id FROM states WHERE ?1 IS NULL OR round <= ?1',
+        round_num,
+    ).fetchall()
     return tuple(sorted(client_id for (client_id,) in rows))
 
   def close(self) -> None:

@@ -1,7 +1,7 @@
 """Evaluates models, and re-estimates and merges their BN statistics."""
 
 import collections
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import functools
 from typing import Any, Optional
 
@@ -63,6 +63,11 @@ class Evaluator:
     # The outputs of the model when it was traced.
     self._structure: Any = None
     self._predict = tf.function(self._predictions, autograph=False)
+    self._predict_batch = tf.function(
+        self._predictions,
+        autograph=False,
+        input_signature=[model.input_spec[0]],
+    )
     self._num_concurrent = _num_concurrent()
     self._evaluate, self._evaluate_concurrently = (
         tf.function(
@@ -169,6 +174,29 @@ class Evaluator:
       TypeError: If the batches do not have the type of the model's input_spec.
     """
     return self._evaluate_tensors(self._tensors(weights), dataset)
+
+  def outputs(
+      self, weights: ModelWeights, dataset: tf.data.Dataset
+  ) -> Iterator[tuple[Any, Any]]:
+    """Yields the labels of each batch, and the model's outputs for it.
+
+    Read all of them before the next call of a method.
+
+    Args:
+      weights: The weights.
+      dataset: Batches of the type of the model's input_spec.
+
+    Yields:
+      The labels, and the outputs in inference mode, as NumPy arrays.
+    """
+    for variable, value in zip(
+        self._keras_model.weights, self._tensors(weights)
+    ):
+      variable.assign(value)
+    for element in dataset:
+      batch = Batch(*element)
+      outputs = self._outputs(self._predict_batch(batch.x))
+      yield tf.nest.map_structure(lambda t: t.numpy(), (batch.y, outputs))
 
   def _tensors(self, weights: ModelWeights) -> list[tf.Tensor]:
     return [

@@ -38,22 +38,28 @@ class FinalModels:
     self._model_dir = run_dir / run_entries.MODEL
     self._model = model
     self._data = data
-    # Models whose manifest has these entries need not be written again.
-    self._identity = dict(
-        run=run,
-        round=config.rounds,
-        settings=dict(settings),
-        save_client_models=config.save_client_models,
-        export=config.export,
+    self._run = run
+    self._settings = dict(settings)
+    self._config = config
+
+  def _identity(self, round_num: int) -> dict[str, Any]:
+    """Returns entries of the manifest: the same models have the same."""
+    return dict(
+        run=self._run,
+        round=round_num,
+        settings=self._settings,
+        save_client_models=self._config.save_client_models,
+        export=self._config.export,
     )
 
   def remove(self) -> None:
     """Removes the final results, because the run will have others."""
     saved_models.remove(self._model_dir)
-    (self._run_dir / run_entries.CLIENT_METRICS).unlink(missing_ok=True)
+    if not self._config.client_metrics_over_time:
+      (self._run_dir / run_entries.CLIENT_METRICS).unlink(missing_ok=True)
 
-  def find(self) -> Optional[saved_models.SavedModels]:
-    """Returns the models of this run, if they are already saved and intact."""
+  def find(self, round_num: int) -> Optional[saved_models.SavedModels]:
+    """Returns the models after a round, if they are saved and intact."""
     if not self._model_dir.exists():
       return None
     try:
@@ -65,19 +71,37 @@ class FinalModels:
           '%s The models are written again from the last checkpoint.', error
       )
       return None
-    is_same = self._identity.items() <= models.manifest.items()
+    is_same = self._identity(round_num).items() <= models.manifest.items()
     return models if is_same else None
 
   def writing(
-      self, server_weights: ModelWeights, num_clients: int
+      self,
+      server_weights: ModelWeights,
+      num_clients: int,
+      round_num: int,
+      *,
+      kept_for: Optional[str] = None,
+      inside: Optional[saved_models.Writer] = None,
   ) -> contextlib.AbstractContextManager[saved_models.Writer]:
-    """Writes the models in a `with` block, see `saved_models.writing`."""
+    """Writes the models in a `with` block.
+
+    Args:
+      server_weights: See `saved_models.writing`.
+      num_clients: See there.
+      round_num: The round after which they are.
+      kept_for: The metric for which they are kept, if they are not the last.
+      inside: The writer in whose folder these models get one.
+
+    Returns:
+      See `saved_models.writing`.
+    """
     data = self._data
     described = {}
     if isinstance(data, federated.FederatedData):
       described = describe(data.dataset)
     manifest = dict(
-        **self._identity,
+        **self._identity(round_num),
+        kept_for=kept_for,
         results=finished.results_checksums(self._run_dir),
         versions=versions.versions(),
         input_shape=_input_shape(self._model),
@@ -85,15 +109,15 @@ class FinalModels:
         **described,
     )
     manifest[saved_inputs.ENTRY] = saved_inputs.choose(
-        manifest, self._identity['export']
+        manifest, self._config.export
     )
     return saved_models.writing(
-        self._model_dir,
+        self._model_dir if inside is None else inside.best_folder,
         self._model,
         server_weights,
         num_clients,
         manifest,
-        saves_keras_clients=self._identity['save_client_models'] != 'none',
+        saves_keras_clients=self._config.save_client_models != 'none',
         preparation=saved_inputs.preparation(manifest),
     )
 

@@ -67,11 +67,11 @@ def results_checksums(
   return found
 
 
-def add_result(run_dir: pathlib.Path, name: str) -> None:
-  """Adds a file that was written after the models to a run's results."""
+def add_result(run_dir: pathlib.Path, *names: str) -> None:
+  """Adds files that were written after the models to a run's results."""
   folder = run_dir / run_entries.MODEL
   manifest = read_models_manifest(folder)
-  manifest['results'].update(results_checksums(run_dir, [name]))
+  manifest['results'].update(results_checksums(run_dir, names))
   manifests.write(folder, manifest)
 
 

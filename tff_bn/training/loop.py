@@ -9,6 +9,7 @@ A run has a folder:
 | --- | --- |
 | `metrics.csv` | one row for every evaluated round |
 | `client_metrics.csv` | a row for each client, or for some, at the end |
+| `client_seconds.csv` | how long each client takes in a round |
 | `metrics_hook.json` | which rows a metrics hook has got |
 | `logdir/` | the same for TensorBoard |
 | `checkpoints/` | the server's state after the last rounds |
@@ -47,9 +48,11 @@ from tff_bn.training import kept_statistics
 from tff_bn.training import metrics_hook as metrics_hook_lib
 from tff_bn.training import metrics_log
 from tff_bn.training import records as records_lib
+from tff_bn.training import round_evaluation
 from tff_bn.training import rounds
 from tff_bn.training import run_entries
 from tff_bn.training import sampling
+from tff_bn.training import saved_models
 from tff_bn.training import termination
 from tff_bn.training.training_config import TrainingConfig
 from tff_bn.training.training_config import TrainingResult
@@ -83,6 +86,9 @@ def train(
       `test_NAME_0`.
   *   `client_test_NAME`: the mean over the clients of the model that each would
       use, on its own test data; empty if they have none.
+  *   `validation_NAME`: the same on validation data, if clients have any.
+  *   `client_deviation_NAME`, `client_worst_tenth_NAME`: of the first metric in
+      `client_test_NAME`, see `tff_bn.training.client_metrics.spread`.
   *   `num_clients`, `num_dropped_clients`: in that round.
   *   `rejected_rounds`: the number of rounds so far in which the server kept
       its model because the new one was not finite.
@@ -185,7 +191,7 @@ def train(
           metrics_hook=metrics_hook,
           stack=stack,
       )
-      return _Run(process, model, config, records, sampler).train(stop)
+      return _Run(process, model, config, records, sampler, run_dir).train(stop)
 
   return event_loops.call_outside_of_event_loops(run)
 
@@ -225,6 +231,10 @@ def _check_types(
     )
 
 
+class _EarlyEnd(Exception):
+  """No further round begins."""
+
+
 @dataclasses.dataclass(frozen=True)
 class _Run:
   """The rounds of a run, and its final model."""
@@ -234,6 +244,7 @@ class _Run:
   config: TrainingConfig
   records: records_lib.Records
   sampler: sampling.RoundSampler
+  run_dir: pathlib.Path
 
   def train(self, stop: threading.Event) -> TrainingResult:
     """Runs the remaining rounds."""
@@ -255,6 +266,8 @@ class _Run:
 
   def _train(self, stop: threading.Event) -> TrainingResult:
     def select(round_num: int) -> rounds.RoundData:
+      if self._is_over():
+        raise _EarlyEnd
       if stop.is_set():
         raise KeyboardInterrupt
       with termination.allowed():
@@ -266,57 +279,99 @@ class _Run:
     process = rounds.IterativeProcess(
         self.process, self.records.store, self.config.max_failed_rounds
     )
-    state = tff.simulation.run_training_process(
-        process,
-        training_selection_fn=select,
-        total_rounds=self.config.rounds,
-        evaluation_fn=self.records.evaluation.evaluate,
-        # The evaluation needs only the number of the round.
-        evaluation_selection_fn=lambda round_num: round_num,
-        # The evaluation and the checkpoints skip rounds themselves, because
-        # TFF's loop does not always include the last round.
-        rounds_per_evaluation=1,
-        program_state_manager=self.records.checkpoints,
-        rounds_per_saving_program_state=1,
-        metrics_managers=[self.records.log],
-    )
+    with contextlib.suppress(_EarlyEnd):
+      tff.simulation.run_training_process(
+          process,
+          training_selection_fn=select,
+          total_rounds=self.config.rounds,
+          evaluation_fn=self.records.evaluation.evaluate,
+          # The evaluation needs only the number of the round.
+          evaluation_selection_fn=lambda round_num: round_num,
+          # The evaluation and the checkpoints skip rounds themselves, because
+          # TFF's loop does not always include the last round.
+          rounds_per_evaluation=1,
+          program_state_manager=self.records.checkpoints,
+          rounds_per_saving_program_state=1,
+          metrics_managers=[self.records.log],
+      )
+    # After an early end, it need not have a checkpoint.
+    self.records.checkpoints.save_latest()
+    state, round_num = self.records.checkpoints.latest
     process.check(state)
-    self._check_changed(state)
+    self._check_changed(state, round_num)
+    process.client_seconds.write(self.run_dir)
+    best = self.records.best_round()
     return TrainingResult(
         rows=tuple(self.records.log.rows),
         state=state,
-        model_weights=self._final_weights(state),
+        model_weights=self._final_weights(state, round_num, best),
         resumed_from=self.records.checkpoints.resumed_from,
+        best_round=best,
     )
 
-  def _final_weights(self, state: Any) -> ModelWeights:
-    """Returns the weights of the final model, which is saved then."""
-    config, evaluation = self.config, self.records.evaluation
-    saved = self.records.models.find()
+  def _is_over(self) -> bool:
+    """Whether the run ends early."""
+    best, rows = self.records.best, self.records.log.rows
+    return best is not None and best.ends(rows, self.config.patience)
+
+  def _final_weights(
+      self, state: Any, round_num: int, best: Optional[int]
+  ) -> ModelWeights:
+    """Returns the weights of the final model, which is saved then.
+
+    The models of the best round, if there is one, are saved inside its folder.
+    """
+    evaluation, models = self.records.evaluation, self.records.models
+    saved = models.find(round_num)
     if saved is not None:
       return saved.weights(self.model)
     # The last round is saved, and many models take long.
     with termination.allowed():
-      state = evaluation.evaluated_state(state, config.rounds)
-      evaluation.complete(state)
+      state = evaluation.evaluated_state(state, round_num)
+      evaluation.complete(state, round_num)
+      if best is not None:
+        of_best = evaluation.after(best)
+        best_state = of_best.evaluated_state(
+            self.records.checkpoints.load_kept(best, state), best
+        )
+        of_best.complete(best_state, best)
     with (
         termination.allowed(),
-        self.records.models.writing(
+        models.writing(
             self.process.get_model_weights(state),
             evaluation.num_client_models(),
+            round_num,
         ) as writer,
     ):
-      weights = evaluation.final_weights(state, writer.add_client)
-      self._check_usable(weights)
-      writer.add_global(weights)
-      if config.save_client_models == 'all':
-        for client in evaluation.new_client_weights(state, weights):
-          writer.add_keras_client(*client)
+      weights = self._write_models(state, evaluation, writer)
+      if best is not None:
+        with models.writing(
+            self.process.get_model_weights(best_state),
+            of_best.num_client_models(),
+            best,
+            kept_for=self.config.keep_best,
+            inside=writer,
+        ) as best_writer:
+          self._write_models(best_state, of_best, best_writer)
     return weights
 
-  def _check_changed(self, state: Any) -> None:
+  def _write_models(
+      self,
+      state: Any,
+      evaluation: round_evaluation.RoundEvaluation,
+      writer: saved_models.Writer,
+  ) -> ModelWeights:
+    """Writes all models of a state, and returns the global weights."""
+    weights = evaluation.final_weights(state, writer.add_client)
+    self._check_usable(weights)
+    writer.add_global(weights)
+    if self.config.save_client_models == 'all':
+      for client in evaluation.new_client_weights(state, weights):
+        writer.add_keras_client(*client)
+    return weights
+
+  def _check_changed(self, state: Any, num_rounds: int) -> None:
     """Raises an error if no round has changed the model."""
-    num_rounds = self.config.rounds
     if rounds.failed_rounds(state) >= num_rounds:
       raise UnusableModelError(
           f'The final model is the initial model: all {num_rounds} rounds'

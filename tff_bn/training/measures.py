@@ -14,6 +14,11 @@ MAX_TABLE_CLIENTS = 50
 TRAIN = 'train_'
 TEST = 'test_'
 CLIENT_TEST = 'client_test_'
+VALIDATION = 'validation_'
+# Of the main metric alone.
+CLIENT_DEVIATION = 'client_deviation_'
+CLIENT_WORST = 'client_worst_tenth_'
+SPREAD = (CLIENT_DEVIATION, CLIENT_WORST)
 
 TRAINING_BATCHES = 'training batches of the round'
 WHOLE_TEST_SET = 'whole test set'
@@ -24,6 +29,9 @@ _EITHER = (
 )
 OF_CLIENT = "each client's model on its own test data"
 OWN_DATA = f'{OF_CLIENT} (mean)'
+CLIENT_SPREAD = f'{OF_CLIENT} (deviation)'
+WORST_CLIENTS = f'{OF_CLIENT} (worst tenth)'
+VALIDATION_DATA = "each client's model on its own validation data (mean)"
 HELD_OUT = 'global model on the own test data of clients that did not train'
 
 
@@ -48,6 +56,9 @@ def name(column: str, has_client_models: Optional[bool]) -> str:
       TRAIN: TRAINING_BATCHES,
       CLIENT_TEST: OWN_DATA,
       TEST: on_whole_test_set(has_client_models),
+      VALIDATION: VALIDATION_DATA,
+      CLIENT_DEVIATION: CLIENT_SPREAD,
+      CLIENT_WORST: WORST_CLIENTS,
   }
   for prefix, found in names.items():
     if column.startswith(prefix):

@@ -31,11 +31,15 @@ _BAR_FORMAT = (
 _TRAIN = measures.TRAIN
 _TEST = measures.TEST
 _CLIENT_TEST = measures.CLIENT_TEST
+_VALIDATION = measures.VALIDATION
 _EVALUATION = 'evaluation/'  # The prefix in TFF's training loop.
 
 
 def column_names(
-    metric_names: Sequence[str], correction_names: Sequence[str] = ()
+    metric_names: Sequence[str],
+    correction_names: Sequence[str] = (),
+    *,
+    has_validation: bool = False,
 ) -> tuple[str, ...]:
   """Returns the columns of `metrics.csv`, see `train`.
 
@@ -44,19 +48,26 @@ def column_names(
       `Evaluator.metric_names`.
     correction_names: The names of the metrics of a correction of the clients'
       drift.
+    has_validation: Whether there is validation data.
   """
   measured = ('loss', *metric_names)
+  main_name = main_metric(metric_names)
+  prefixes = [_TRAIN, _TEST, _CLIENT_TEST]
+  if has_validation:
+    prefixes.append(_VALIDATION)
   return (
       'round',
-      *(
-          f'{prefix}{name}'
-          for prefix in (_TRAIN, _TEST, _CLIENT_TEST)
-          for name in measured
-      ),
+      *(f'{prefix}{name}' for prefix in prefixes for name in measured),
+      *(f'{prefix}{main_name}' for prefix in measures.SPREAD),
       *('num_clients', 'num_dropped_clients', 'rejected_rounds'),
       *('max_update_norm_ratio', 'exchanges', 'megabytes'),
       *correction_names,
   )
+
+
+def main_metric(metric_names: Sequence[str]) -> str:
+  """Returns the first metric; the loss of a model without metrics."""
+  return [*metric_names, 'loss'][0]
 
 
 def is_broken(loss: Optional[float]) -> bool:
@@ -90,6 +101,7 @@ class MetricsLog(tff.program.ReleaseManager):
       ],
       on_rows: Callable[[Sequence[Row]], None] = lambda rows: None,
       has_client_models: Optional[bool] = None,
+      has_validation: bool = False,
   ):
     """Initializes the log, and reads and writes nothing.
 
@@ -107,12 +119,15 @@ class MetricsLog(tff.program.ReleaseManager):
         written.
       has_client_models: Whether the clients have own models; None if it is
         unknown.
+      has_validation: Whether there is validation data.
     """
     self._path = run_dir / run_entries.METRICS
     self._logdir = run_dir / run_entries.LOGDIR
-    self._columns = column_names(metric_names, correction_names)
+    self._columns = column_names(
+        metric_names, correction_names, has_validation=has_validation
+    )
     # The column of the last evaluation that the bar shows.
-    self._shown_column = f'{_TEST}{[*metric_names, "loss"][0]}'
+    self._shown_column = f'{_TEST}{main_metric(metric_names)}'
     self._correction_names = correction_names
     self._is_due = is_due
     self._num_rounds = num_rounds
@@ -297,7 +312,8 @@ class MetricsLog(tff.program.ReleaseManager):
       shown = '  '.join(
           f'{name} {number:.4f}'
           for name, number in row.items()
-          if name.startswith((_TRAIN, _TEST)) and number is not None
+          if name.startswith((_TRAIN, _TEST, _VALIDATION))
+          and number is not None
       )
       progress.say(f'round {round_num}/{self._num_rounds}  {shown}')
 
@@ -331,7 +347,7 @@ def _rounded(number: Any) -> float:
 
 def _summary_tag(column: str) -> str:
   """Returns a column's tag, which TensorBoard groups by the part before `/`."""
-  for prefix in (_CLIENT_TEST, _TRAIN, _TEST):
+  for prefix in (_CLIENT_TEST, _TRAIN, _TEST, _VALIDATION, *measures.SPREAD):
     if column.startswith(prefix):
       return f'{prefix[:-1]}/{column.removeprefix(prefix)}'
   return f'round/{column}'

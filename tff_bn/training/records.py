@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
+import functools
 import pathlib
 from typing import Any, Optional, Union
 
@@ -16,7 +17,9 @@ from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.processes.stateful_process import Process
 from tff_bn.processes.stateful_process import StatefulLearningProcess
+from tff_bn.training import best_round
 from tff_bn.training import checkpoints
+from tff_bn.training import client_metrics
 from tff_bn.training import client_state_store
 from tff_bn.training import final_models
 from tff_bn.training import metrics_hook as metrics_hook_lib
@@ -36,6 +39,7 @@ class Records:
   Attributes:
     store: The clients' states; `None` if they have none.
     evaluation: The metrics of evaluated rounds.
+    best: Chooses the best round; `None` if it is not kept.
     hook: Gives the rows of `metrics.csv` to a metrics hook.
     models: The final models.
     log: The rows of `metrics.csv`.
@@ -60,6 +64,11 @@ class Records:
     The `stack` closes them. See `train` for the other arguments.
     """
     self._sampler = sampler
+    self._config = config
+    self.best = None
+    if config.keep_best is not None:
+      self.best = best_round.BestRound(config.keep_best)
+    is_due = functools.partial(round_evaluation.is_due, config)
     # `None` after the traffic could not be counted.
     self._traffic: Optional[communication.ProcessTraffic] = (
         communication.ProcessTraffic(process)
@@ -86,8 +95,23 @@ class Records:
           )
       )
     self.evaluation = round_evaluation.RoundEvaluation(
-        process, model, data, config, self.store, sampler.make_dataset, run_dir
+        process,
+        model,
+        data,
+        config,
+        self.store,
+        sampler.make_dataset,
+        client_metrics.ClientMetrics(
+            run_dir,
+            is_over_time=config.client_metrics_over_time,
+            is_due=is_due,
+        ),
     )
+    if self.best is not None:
+      self.best.check(
+          ('loss', *self.evaluation.metric_names),
+          has_validation=self.evaluation.has_validation,
+      )
     self.hook = metrics_hook_lib.HookedRows(
         metrics_hook, run_dir, {**settings, **dataclasses.asdict(config)}
     )
@@ -100,11 +124,12 @@ class Records:
                 run_dir,
                 metric_names=self.evaluation.metric_names,
                 correction_names=_correction_names(process),
-                is_due=self.evaluation.is_due,
+                is_due=is_due,
                 num_rounds=config.rounds,
                 costs_fn=self._costs_until,
                 on_rows=self.hook.update,
                 has_client_models=self.evaluation.has_client_models,
+                has_validation=self.evaluation.has_validation,
             )
         )
     )
@@ -114,12 +139,42 @@ class Records:
         last_round=config.rounds,
         identity=identity,
         log=self.log,
+        client_metrics=self.evaluation.client_metrics,
         store=self.store,
         failed_rounds=rounds.failed_rounds,
         is_finite=lambda state: is_finite(
             model, process.get_model_weights(state)
         ),
+        kept_rounds=self._best_rounds,
     )
+
+  def _best_rounds(self) -> set[int]:
+    """Returns the best round up to now, as the run's end may need it.
+
+    If the number of rounds grows, the last one may no longer be evaluated.
+    """
+    if self.best is None:
+      return set()
+    every = self._config.evaluate_every
+    regular = [
+        row for row in self.log.rows if not int(row['round'] or 0) % every
+    ]
+    found = (self.best.find(rows) for rows in (self.log.rows, regular))
+    return {round_num for round_num in found if round_num is not None}
+
+  def best_round(self) -> Optional[int]:
+    """Returns the best round; `None` if there is none, or it is not kept."""
+    if self.best is None:
+      return None
+    found = self.best.find(self.log.rows)
+    if found is None:
+      logging.warning(
+          'keep_best=%s: %s is not finite in any round, so no best round is'
+          ' kept.',
+          self.best.metric,
+          self.best.column,
+      )
+    return found
 
   def save_latest(self) -> Optional[int]:
     """Saves the last round before the program ends, and returns its number."""

@@ -2,28 +2,27 @@
 
 import collections
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import copy
 import functools
 import itertools
-import pathlib
 from typing import Any, NamedTuple, Optional
 
-from tff_bn.common import csv_files
-from tff_bn.common import files
 from tff_bn.common import seeding
 from tff_bn.data.federated import FederatedData
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.processes.stateful_process import Process
 from tff_bn.processes.stateful_process import StatefulLearningProcess
+from tff_bn.training import best_round
+from tff_bn.training import client_metrics as client_metrics_lib
 from tff_bn.training import client_state_store
 from tff_bn.training import evaluation
 from tff_bn.training import measures
+from tff_bn.training import metrics_log
 from tff_bn.training import rounds
-from tff_bn.training import run_entries
 from tff_bn.training.training_config import TrainingConfig
 
 _BATCH_SIZE = 256
-_DIGITS = 7  # As in metrics.csv.
 
 
 class _ClientModels(NamedTuple):
@@ -36,11 +35,21 @@ class _ClientModels(NamedTuple):
   store: client_state_store.ClientStateStore
 
 
+def is_due(config: TrainingConfig, round_num: int) -> bool:
+  """Whether the model after a round is evaluated."""
+  last = config.rounds
+  return round_num == last or (
+      round_num < last and round_num % config.evaluate_every == 0
+  )
+
+
 class RoundEvaluation:
   """Evaluates the models of a run.
 
   Attributes:
     test_dataset: The central test set.
+    client_metrics: The results of single clients.
+    has_validation: Whether clients have validation data.
     metric_names: The names of the metrics' numbers, see `Evaluator`.
   """
 
@@ -52,7 +61,7 @@ class RoundEvaluation:
       config: TrainingConfig,
       store: Optional[client_state_store.ClientStateStore],
       make_dataset: Callable[..., Any],
-      run_dir: pathlib.Path,
+      client_metrics: client_metrics_lib.ClientMetrics,
   ):
     """Initializes the evaluation.
 
@@ -60,14 +69,14 @@ class RoundEvaluation:
     the training data of clients for a computation, with the arguments of
     `FederatedData.client_dataset`.
     """
-    self._run_dir = run_dir
+    self.client_metrics = client_metrics
+    # The round after which the clients' states count; None: the last one.
+    self._states_of: Optional[int] = None
     self._process = process
     self._store = store
     self._make_dataset = make_dataset
     # The last result of `evaluated_state`, with the number of its round.
     self._evaluated: Optional[tuple[int, Any]] = None
-    # Whether this object has written client_metrics.csv.
-    self._has_client_metrics = False
     self._model = model
     self._data = data
     self._config = config
@@ -81,18 +90,20 @@ class RoundEvaluation:
     self._evaluator = evaluation.Evaluator(model)
     self.test_dataset = data.test_dataset(_BATCH_SIZE)
     self.metric_names = self._evaluator.metric_names
+    # Data of the same form may have none.
+    validation = getattr(data, 'validation_indices', {})
+    self.has_validation = any(map(len, validation.values()))
 
   @property
   def has_client_models(self) -> bool:
     """Whether the clients have own models."""
     return self._client_models is not None
 
-  def is_due(self, round_num: int) -> bool:
-    """Whether the model after a round is evaluated."""
-    last = self._config.rounds
-    return round_num == last or (
-        round_num < last and round_num % self._config.evaluate_every == 0
-    )
+  def after(self, round_num: int) -> 'RoundEvaluation':
+    """Returns an evaluation that ignores clients' states of later rounds."""
+    earlier = copy.copy(self)
+    earlier._states_of = round_num
+    return earlier
 
   def evaluate(
       self, state: Any, round_num: int
@@ -103,7 +114,7 @@ class RoundEvaluation:
       The columns of `metrics.csv` that come from evaluation.
     """
     columns: collections.OrderedDict[str, float] = collections.OrderedDict()
-    if not self.is_due(round_num):
+    if not is_due(self._config, round_num):
       return columns
     state = self.evaluated_state(state, round_num)
     weights, shared = self._evaluated_weights(state)
@@ -115,20 +126,42 @@ class RoundEvaluation:
           weights, lambda client_id: self.test_dataset
       )
     by_client = self._evaluate_each_client(weights)
-    if round_num == self._config.rounds:
-      self._write_client_metrics(state, by_client)
-    client_test = evaluation.mean_over_clients(by_client)
-    for prefix, result in (('test_', test), ('client_test_', client_test)):
+    is_last = round_num == self._config.rounds
+    if is_last or self.client_metrics.is_over_time:
+      self._write_client_metrics(state, round_num, by_client)
+    results = {
+        measures.TEST: test,
+        measures.CLIENT_TEST: evaluation.mean_over_clients(by_client),
+    }
+    if self.has_validation:
+      results[measures.VALIDATION] = self._evaluator.evaluate_clients(
+          weights,
+          lambda client_id: self._data.client_validation_dataset(
+              client_id, _BATCH_SIZE
+          ),
+      )
+    for prefix, result in results.items():
       if result is not None:
         numbers = evaluation.numbers(result)
         for name in ('loss', *self.metric_names):
           columns[f'{prefix}{name}'] = numbers[name]
+    main = metrics_log.main_metric(self.metric_names)
+    columns.update(
+        client_metrics_lib.spread_columns(
+            {c: evaluation.numbers(found) for c, found in by_client.items()},
+            main,
+            best_round.kind(main).higher_is_better,
+        )
+    )
     return columns
 
   def _write_client_metrics(
-      self, state: Any, by_client: Mapping[str, evaluation.Metrics]
+      self,
+      state: Any,
+      round_num: int,
+      by_client: Mapping[str, evaluation.Metrics],
   ) -> None:
-    """Writes the results of clients after the last round: client_metrics.csv.
+    """Writes the results of clients after a round: client_metrics.csv.
 
     If there are only a few clients, it has the results of all clients that can
     be evaluated, otherwise only the given results, of the clients in a mean.
@@ -142,34 +175,25 @@ class RoundEvaluation:
         if client_id not in by_client:
           weights, _ = self._evaluated_weights(state, [client_id])
           results |= self._evaluate_each_client(weights)
-    numbers = {
-        client_id: evaluation.numbers(results[client_id])
-        for client_id in sorted(results, key=self._data.client_number)
-    }
-    names = list(next(iter(numbers.values())))
-    files.replace(
-        self._run_dir / run_entries.CLIENT_METRICS,
-        csv_files.to_csv(
-            ['round', 'client', *names],
-            (
-                [self._config.rounds, client_id, *(result[n] for n in names)]
-                for client_id, result in numbers.items()
-                if result['num_examples']
-            ),
-            _DIGITS,
-        ),
+    self.client_metrics.add(
+        round_num,
+        {
+            client_id: evaluation.numbers(results[client_id])
+            for client_id in sorted(results, key=self._data.client_number)
+        },
     )
-    self._has_client_metrics = True
 
-  def complete(self, state: Any) -> None:
+  def complete(self, state: Any, round_num: int) -> None:
     """Writes the clients' results after the last round, unless it has done so.
 
     The file may be from an earlier program, and changed since. `state` is the
     final `evaluated_state`.
     """
-    if not self._has_client_metrics:
+    if not self.client_metrics.has(round_num):
       weights, _ = self._evaluated_weights(state)
-      self._write_client_metrics(state, self._evaluate_each_client(weights))
+      self._write_client_metrics(
+          state, round_num, self._evaluate_each_client(weights)
+      )
 
   def _evaluate_each_client(
       self, weights: Mapping[str, ModelWeights]
@@ -211,7 +235,9 @@ class RoundEvaluation:
       ]
       self._evaluated = round_num, process.evaluation_state(
           state,
-          rounds.client_states(process, store, state, clients, numbers),
+          rounds.client_states(
+              process, store, state, clients, numbers, self._states_of
+          ),
           datasets,
       )
     return self._evaluated[1]
@@ -222,8 +248,12 @@ class RoundEvaluation:
     If clients have own models, these are the clients that have one already.
     """
     models = self._client_models
-    sampled = () if models is None else models.store.client_ids()
+    sampled = () if models is None else self._sampled(models)
     return sampled or self._data.client_ids
+
+  def _sampled(self, models: _ClientModels) -> tuple[str, ...]:
+    """Returns the clients that were sampled at least once."""
+    return models.store.client_ids(self._states_of)
 
   def _evaluated_weights(
       self, state: Any, clients: Optional[Sequence[str]] = None
@@ -239,12 +269,14 @@ class RoundEvaluation:
       shared = self._process.get_model_weights(state)
       return dict.fromkeys(clients, shared), shared
     process, store = models
-    if not process.has_personal_state and not store.client_ids():
+    if not process.has_personal_state and not self._sampled(models):
       initial = process.initialize_client(state)
       shared = process.get_client_model_weights(state, initial)
       return dict.fromkeys(clients, shared), shared
     numbers = [self._data.client_number(client_id) for client_id in clients]
-    states = rounds.client_states(process, store, state, clients, numbers)
+    states = rounds.client_states(
+        process, store, state, clients, numbers, self._states_of
+    )
     own = {
         client_id: process.get_client_model_weights(state, client_state)
         for client_id, client_state in zip(clients, states)
@@ -291,7 +323,7 @@ class RoundEvaluation:
       return self._process.get_model_weights(state)
 
     def visited() -> Iterator[ModelWeights]:
-      for client_id, client_state in models.store.newest():
+      for client_id, client_state in models.store.newest(self._states_of):
         weights = models.process.get_client_model_weights(state, client_state)
         visit(client_id, weights)
         yield weights
@@ -301,7 +333,7 @@ class RoundEvaluation:
   def num_client_models(self) -> int:
     """Returns the number of clients that `final_weights` visits."""
     models = self._client_models
-    return 0 if models is None else len(models.store.client_ids())
+    return 0 if models is None else len(self._sampled(models))
 
   def new_client_weights(
       self, state: Any, weights: ModelWeights
@@ -315,7 +347,7 @@ class RoundEvaluation:
     models = self._client_models
     if models is None:
       return
-    process, sampled = models.process, set(models.store.client_ids())
+    process, sampled = models.process, set(self._sampled(models))
     initial = process.initialize_client(state)
     for number, client_id in enumerate(self._data.client_ids):
       if client_id not in sampled:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tff_bn import runtime
 from tff_bn.processes.stateful_process import Process
 from tff_bn.processes.stateful_process import StatefulLearningProcess
+from tff_bn.training import client_seconds
 from tff_bn.training import client_state_store
 from tff_bn.training import termination
 from tff_bn.training.training_config import TooManyFailedRoundsError
@@ -49,12 +50,14 @@ def client_states(
     state: Any,
     client_ids: Sequence[str],
     client_numbers: Sequence[int],
+    round_num: Optional[int] = None,
 ) -> list[Any]:
   """Returns the state of each client, which is initialized if it is new.
 
-  `client_numbers` has the clients' positions among all clients.
+  `client_numbers` has the clients' positions among all clients. If `round_num`
+  is given, states after later rounds are ignored.
   """
-  stored = [store.get(client_id) for client_id in client_ids]
+  stored = [store.get(client_id, round_num) for client_id in client_ids]
   if all(client_state is not None for client_state in stored):
     return stored
   initial = process.initialize_client(state)
@@ -69,6 +72,9 @@ class IterativeProcess:
 
   After `max_failed_rounds` failed rounds in a row, `next` and `check` raise an
   error.
+
+  Attributes:
+    client_seconds: How long the clients took.
   """
 
   def __init__(
@@ -81,6 +87,7 @@ class IterativeProcess:
     self._store = store
     self._max_failed_rounds = max_failed_rounds
     self._reported_clients: set[str] = set()
+    self.client_seconds = client_seconds.ClientSeconds()
 
   def initialize(self) -> Any:
     """Returns the server's initial state."""
@@ -108,6 +115,7 @@ class IterativeProcess:
       )
     with termination.allowed():
       output = self._process.next(state, *arguments)
+    self.client_seconds.add_round(data.client_ids)
     self._report_large_update(output.metrics, data)
     if self._store is not None:
       self._store.put_many(

@@ -9,16 +9,20 @@ from tff_bn.common import files
 
 METRICS = 'metrics.csv'
 CLIENT_METRICS = 'client_metrics.csv'
+CLIENT_SECONDS = 'client_seconds.csv'
 METRICS_HOOK = 'metrics_hook.json'
 CLIENT_STATES = 'client_states.sqlite'
 LOGDIR = 'logdir'
 CHECKPOINTS = 'checkpoints'
 # Holds the final model, and the personal models of clients.
 MODEL = 'model'
+# In the folder of models: those of the best round.
+BEST = 'best'
 
 FILES = (
     METRICS,
     CLIENT_METRICS,
+    CLIENT_SECONDS,
     METRICS_HOOK,
     CLIENT_STATES,
     # SQLite writes these during a change.

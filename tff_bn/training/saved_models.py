@@ -6,6 +6,7 @@
 | `weights.npz` | its weights, plain arrays by the variables' names |
 | `clients.npy` | what differs in the clients' own models: one record for each |
 | `clients/NAME.keras` | clients' own models for plain Keras, if wanted |
+| `best/` | the same for the best round, if it is kept |
 | `manifest.json` | the clients, by record; each NAME; checksums of all files |
 
 `clients.npy` is a structured array of NumPy. The fields of a record are arrays
@@ -34,6 +35,7 @@ from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import Role
 from tff_bn.training import finished
 from tff_bn.training import manifests
+from tff_bn.training import run_entries
 
 FORMAT = finished.MODELS_FORMAT
 
@@ -213,6 +215,11 @@ class Writer:
     path = self._folder / _WEIGHTS
     with files.naming(path):
       np.savez(path, **arrays)
+
+  @property
+  def best_folder(self) -> pathlib.Path:
+    """The folder for the models of the best round."""
+    return self._folder / run_entries.BEST
 
   @functools.cached_property
   def _keras_model(self) -> keras.Model:

@@ -17,6 +17,8 @@ MAY_CHANGE = (
     'max_failed_rounds',
     'save_client_models',
     'export',
+    'patience',
+    'client_metrics_over_time',
 )
 
 
@@ -48,6 +50,13 @@ class TrainingConfig:
       resizing and scaling, or 'training', see `run_entries.EXPORT`. Where raw
       samples are impossible, because the domains' values were divided by
       different numbers, the files take the inputs of the training.
+    keep_best: `loss` or the name of a metric. The models of the round with the
+      best mean over the clients' validation data are saved beside those of the
+      last round, see `FederatedData.with_validation`. Default: they are not.
+    patience: The number of evaluations in a row without a better value of
+      `keep_best` after which the run ends. Default: it has all rounds.
+    client_metrics_over_time: Whether `client_metrics.csv` has rows for each
+      evaluated round, not only for the last one.
   """
 
   rounds: int
@@ -62,20 +71,31 @@ class TrainingConfig:
   max_evaluation_clients: int = measures.MAX_CLIENTS
   save_client_models: str = 'none'
   export: str = run_entries.RAW
+  keep_best: Optional[str] = None
+  patience: Optional[int] = None
+  client_metrics_over_time: bool = False
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
-      if isinstance(field.default, str) or field.name == 'seed':
-        continue  # They are checked below.
-      if value is None:
-        continue
-      value_types.POSITIVE_INTEGER.check(field.name, value)
+      is_number = field.type in (int, Optional[int]) and field.name != 'seed'
+      if is_number and value is not None:
+        value_types.POSITIVE_INTEGER.check(field.name, value)
     value_types.Choice(run_entries.SAVE_CLIENT_MODELS).check(
         'save_client_models', self.save_client_models
     )
     value_types.Choice(run_entries.EXPORT).check('export', self.export)
     value_types.SEED.check('seed', self.seed)
+    value_types.BOOLEAN.check(
+        'client_metrics_over_time', self.client_metrics_over_time
+    )
+    if self.keep_best is not None:
+      value_types.TEXT.check('keep_best', self.keep_best)
+    elif self.patience is not None:
+      raise ValueError(
+          f'patience={self.patience} needs keep_best, the metric that it'
+          ' watches.'
+      )
     if (self.local_steps is None) == (self.local_epochs is None):
       raise ValueError(
           f'local_steps={self.local_steps} and'
@@ -107,9 +127,12 @@ class TrainingResult:
     model_weights: The weights of `model/model.keras`.
     resumed_from: The round after which this call continued the run; `None` if
       it started the run.
+    best_round: The round of the models in `model/best/`; `None` without
+      `keep_best`, or if its metric is not finite in any round.
   """
 
   rows: Sequence[metrics_hook.Row]
   state: Any
   model_weights: ModelWeights
   resumed_from: Optional[int]
+  best_round: Optional[int] = None

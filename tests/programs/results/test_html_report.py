@@ -240,9 +240,9 @@ def test_accuracy_of_each_client(comparison):
 )
 def test_a_table_of_clients_is_short(tmp_path, num_clients, has_table):
   run = report.Run({'algorithm': 'fbn'}, 0, [dict(round=1, test_accuracy=0.5)])
-  lines = [f'client_{n},{n / 100}' for n in range(num_clients)]
+  lines = [f'1,client_{n},{n / 100}' for n in range(num_clients)]
   (tmp_path / 'client_metrics.csv').write_text(
-      '\n'.join(['client,accuracy', *lines]) + '\n'
+      '\n'.join(['round,client,accuracy', *lines]) + '\n'
   )
   html_report.write(tmp_path, _page([tmp_path], [run]))
   tables = _parse(tmp_path).tables
@@ -260,7 +260,7 @@ def test_clients_that_a_run_lacks_have_a_dash(tmp_path):
     folders.append(tmp_path / name)
     folders[-1].mkdir()
     (folders[-1] / 'client_metrics.csv').write_text(
-        f'client,accuracy\n{client},0.25\n'
+        f'round,client,accuracy\n1,{client},0.25\n'
     )
     row = dict(round=1, test_accuracy=0.5)
     runs.append(report.Run({'algorithm': name}, 0, [row]))
@@ -699,7 +699,9 @@ def test_what_is_no_number_is_sorted_last(open_page, tmp_path):
           'd': dict(test_loss=20.0, train_loss=1.0),
       }.items()
   ]
-  (tmp_path / 'client_metrics.csv').write_text('client,accuracy\na,0.5\n')
+  (tmp_path / 'client_metrics.csv').write_text(
+      'round,client,accuracy\n1,a,0.5\n'
+  )
   html_report.write(tmp_path, _page([tmp_path] * 4, runs))
   tab = open_page(1400, path=tmp_path / 'report.html')
   title = tab.page.locator('#results th button', has_text=re.compile('^Loss$'))
@@ -728,7 +730,9 @@ def test_sweep_has_filters(browser, open_page, tmp_path):
       for algorithm in ('fedavg', 'fbn')
       for gamma in ('0', '0.5')
   ]
-  (tmp_path / 'client_metrics.csv').write_text('client,accuracy\na,0.5\n')
+  (tmp_path / 'client_metrics.csv').write_text(
+      'round,client,accuracy\n1,a,0.5\n'
+  )
   page = _page([tmp_path] * len(runs), runs, ('gamma', 'algorithm'))
   html_report.write(tmp_path, page)
   tab = open_page(1400, path=tmp_path / 'report.html')

@@ -50,7 +50,7 @@ def test_the_untrained_model_is_not_averaged():
   run = report.Run(
       {'algorithm': 'fedavg'}, 0, [untrained, *example_runs.RUNS[0].rows]
   )
-  assert report.last_rows(run, 9) == example_runs.RUNS[0].rows
+  assert report.counted_rows(run, 9) == example_runs.RUNS[0].rows
   assert _result(run, 9) == _result(example_runs.RUNS[0], 9)
 
 
@@ -167,6 +167,60 @@ def test_table_of_runs_of_which_one_diverged(loss):
   assert [row['test_loss'] for row in _csv_rows(table)] == ['1.0', str(loss)]
 
 
+def _end(rows, has_client_models, keep_best=None):
+  return report.describe_end(
+      report.Run(
+          {},
+          0,
+          rows,
+          has_client_models=has_client_models,
+          keep_best=keep_best,
+      )
+  )
+
+
+def test_description_of_the_best_and_the_last_round():
+  rows = [
+      dict(round=r, test_accuracy=a, validation_accuracy=v)
+      for r, a, v in ((0.0, 0.9, 0.9), (5.0, 0.5, 0.75), (9.0, 0.6, 0.7))
+  ]
+  whole = '  global model on the whole test set:                   '
+  own = "  each client's model on its own validation data (mean):"
+  assert _end(rows, False, 'accuracy').splitlines() == [
+      'After round 5, with the best validation accuracy, means over at most 20'
+      ' clients:',
+      f'{whole} accuracy 0.5000',
+      f'{own} accuracy 0.7500',
+      'After round 9, the last one, means over at most 20 clients:',
+      f'{whole} accuracy 0.6000',
+      f'{own} accuracy 0.7000',
+  ]
+  assert _end(rows[:2], False, 'accuracy').splitlines()[0] == (
+      'After round 5, the last one, with the best validation accuracy, means'
+      ' over at most 20 clients:'
+  )
+
+
+def test_table_of_the_best_round():
+  rows = [
+      dict(round=r, test_accuracy=a, validation_accuracy=v, exchanges=r)
+      for r, a, v in ((0.0, 0.9, 0.9), (5.0, 0.5, 0.75), (9.0, 0.6, 0.7))
+  ]
+  runs = [report.Run({'algorithm': 'a'}, 0, rows, keep_best='accuracy')]
+  table = report.results(runs, 5)
+  row = table.to_dict('records')[0]
+  assert row['test_accuracy'] == 0.5 and row['validation_accuracy'] == 0.75
+  # The costs are of all rounds.
+  assert (row['best_round'], row['rounds'], row['exchanges']) == (5, 9, 9)
+  text = report.results_markdown(table, 5, runs=runs)
+  assert 'value of the round with the best validation accuracy;' in text
+  titles = csv_rows.cells(text)[0]
+  assert 'Best round' in titles
+  # Other runs have no such columns.
+  others = report.results([report.Run({'algorithm': 'a'}, 0, rows[:1])], 5)
+  assert 'best_round' not in others
+
+
 def test_description_of_the_last_row():
   rows = [
       dict(round=1.0, test_accuracy=0.1, client_test_accuracy=0.2),
@@ -179,13 +233,13 @@ def test_description_of_the_last_row():
       ),
   ]
   own_data = "  each client's model on its own test data (mean):"
-  assert report.describe_last(rows, True).splitlines() == [
+  assert _end(rows, True).splitlines() == [
       'After round 2, means over at most 20 clients:',
       "  clients' own models on the whole test set (mean): accuracy 0.5000,"
       ' loss 1.2500',
       f'{own_data}  accuracy 0.7500',
   ]
-  assert report.describe_last(rows, False).splitlines()[1:] == [
+  assert _end(rows, False).splitlines()[1:] == [
       '  global model on the whole test set:              accuracy 0.5000, loss'
       ' 1.2500',
       f'{own_data} accuracy 0.7500',
@@ -250,7 +304,7 @@ def test_evaluations_have_the_names_of_the_training():
       report.Evaluation('own', 'client_2', 90, {'accuracy': 1.0, 'loss': 2.0}),
   ]
   lines = report.describe_evaluation(evaluations).splitlines()
-  trained = report.describe_last(
+  trained = _end(
       [dict(round=1, test_accuracy=0.5, client_test_accuracy=0.5)], True
   )
   means_of_own, of_each_client = (

@@ -308,7 +308,9 @@ def test_statistics_that_hardly_move_are_warned_of(
     warnings.warn(
         'momentum=0.9 …', training.KeptStatisticsWarning, stacklevel=2
     )
-    return types.SimpleNamespace(resumed_from=settings.rounds)
+    return types.SimpleNamespace(
+        resumed_from=settings.rounds, rows=[dict(round=settings.rounds)]
+    )
 
   monkeypatch.setattr(training, 'train', train)
   with warnings.catch_warnings():

@@ -381,6 +381,12 @@ def test_how_far_a_run_is(tmp_path, monkeypatch):
   monkeypatch.setattr(run_folder.finished, 'saved_settings', lambda _: _FLAGS)
   assert state(_FLAGS) == 'begun'
   monkeypatch.setattr(run_folder.finished, 'is_finished', lambda _: True)
+  assert state(_FLAGS) == 'begun'
+  monkeypatch.setattr(
+      run_folder.finished,
+      'has_result',
+      lambda folder, name: name == 'target_metrics.csv',
+  )
   assert state(_FLAGS) == 'finished'
   assert state(_FLAGS, overwrite=True) == 'new'
   assert state({**_FLAGS, 'rounds': '4'}) == 'begun'

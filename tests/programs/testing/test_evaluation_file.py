@@ -14,7 +14,10 @@ def _subject(tmp_path, *arguments, again=False):
   flags = command_line.parse(train.define_flags, arguments)
   settings = settings_lib.resolve(flags, flags.algorithm, flags.seed)
   return evaluation_file.Subject.of(
-      settings, tmp_path / 'run', reestimates_statistics=again
+      settings,
+      tmp_path / 'run',
+      settings.rounds,
+      reestimates_statistics=again,
   )
 
 

@@ -91,6 +91,8 @@ def test_files_of_a_run(algorithm, tmp_path, capsys):
   assert f'Held-out clients: {run / "held_out.csv"}' in out
   rows = csv_rows.read(run / 'held_out.csv')
   data = _data()
+  last = csv_rows.read(run / 'metrics.csv')[-1]
+  assert {row['round'] for row in rows} == {last['round']}
   assert [(row['client'], row['statistics']) for row in rows] == [
       (client, name)
       for client in ('inverted', 'blurred_shifted')
@@ -191,7 +193,7 @@ def test_table_averages_over_seeds():
           ('fedavg', 'a', 'mixed', ''),
       ],
       columns=['algorithm', 'client', 'statistics', 'accuracy'],
-  )
+  ).assign(round='7')
   text = held_out.table(results, 'Algorithm')
   assert csv_rows.cells(text)[2:] == [
       ['fedavg', 'a', '30.0 ± 14.1', '–', '50.0'],
@@ -266,7 +268,7 @@ def test_table_of_errors():
   results = pd.DataFrame(
       [('a', 'averaged', '4', '0.25', '1.5'), ('b', 'averaged', '0', '', '')],
       columns=['client', 'statistics', 'num_examples', 'mae', 'loss'],
-  )
+  ).assign(round='7')
   text = held_out.table(results, 'Client')
   titles, _, *rows = csv_rows.cells(text)
   assert titles[:2] == ['Client', 'averaged']

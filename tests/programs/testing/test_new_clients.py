@@ -155,7 +155,7 @@ def test_statistics_are_those_of_the_evaluated_client(
   )
   table = csv_rows.cells(capsys.readouterr().out)
   assert table[0][2] == 'BN statistics from'
-  assert [row[2] for row in table[2:]] == [
+  assert [row[2] for row in table[2 : 3 + len(names)]] == [
       'training data of all clients',
       *(f'training data of {name} alone' for name in names),
   ]
