@@ -73,7 +73,8 @@ def wrap(model: keras.Model, preparation: Preparation) -> keras.Model:
         data_format='channels_last',
         name=_RESIZING,
         **exact,
-    )(x)
+        # By default, the layer would switch the model to training.
+    )(x, training=False)
     if preparation.rounds:
       x = keras.ops.round(x)
   mean, deviation = preparation.mean, preparation.deviation
