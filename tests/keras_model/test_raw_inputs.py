@@ -203,7 +203,7 @@ for name in sys.argv[1:]:
 
 def test_without_tensorflow(tmp_path):
   expected = {}
-  names = ['all', 'vectors']
+  names = ['all']
   for name in names:
     preparation = _PREPARATIONS[name]
     model, x = _model(preparation.shape), _samples(preparation)
