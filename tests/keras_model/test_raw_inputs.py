@@ -84,9 +84,7 @@ def test_outputs_for_raw_samples(preparation, tmp_path):
   alone = raw_inputs.unwrap(loaded)
   assert not raw_inputs.is_wrapped(alone)
   assert raw_inputs.unwrap(alone) is alone
-  for a, b, c in zip(
-      loaded.weights, alone.weights, model.weights, strict=True
-  ):
+  for a, b, c in zip(loaded.weights, alone.weights, model.weights, strict=True):
     assert a is b and a.path == c.path
     np.testing.assert_array_equal(a, c)
 

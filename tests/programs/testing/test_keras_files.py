@@ -239,22 +239,18 @@ def test_the_code_predicts_the_classes_of_raw_samples(
 def test_pictures_of_several_sizes_are_resized(tmp_path):
   _, dataset = _raw_and_dataset('resized', tmp_path)
   pictures = [_uint8(size, 9, 3)[0] for size in (6, 4, 9)]
-  model, code = _saved(dataset, (4, 5), tmp_path)
-  found = {'x': pictures}
-  exec('\n'.join(code), found)
   resized = [
       np.rint(keras.ops.image.resize(np.float32(x), (4, 5), antialias=True))
       for x in pictures
   ]
-  expected = model(np.stack(resized) / 255).numpy().argmax(axis=1)
-  assert found['predicted'].tolist() == expected.tolist()
-  _, code = _saved(dataset, (4, 5), tmp_path, 'training')
-  found = {'x': pictures}
-  exec('\n'.join(code), found)
-  np.testing.assert_allclose(
-      found['x'], np.stack(resized) / 255, rtol=1e-5, atol=1e-5
-  )
-  assert found['predicted'].tolist() == expected.tolist()
+  scaled = np.stack(resized) / 255
+  for export in ('raw', 'training'):
+    model, code = _saved(dataset, (4, 5), tmp_path, export)
+    found = {'x': pictures}
+    exec('\n'.join(code), found)
+    expected = model(scaled).numpy().argmax(axis=1)
+    assert found['predicted'].tolist() == expected.tolist()
+  np.testing.assert_allclose(found['x'], scaled, rtol=1e-5, atol=1e-5)
 
 
 def test_domains_that_were_scaled_in_several_ways(tmp_path):
