@@ -35,8 +35,8 @@ def initial_model_fn(
   """Returns a function that builds copies of a saved model with its weights.
 
   The weights include running statistics. Layers that are not trainable in the
-  file stay frozen. If the file takes raw samples, as a run writes it by default,
-  the model is the part of it that takes the samples of the training.
+  file stay frozen. If the file takes raw samples, as the files of a run do by
+  default, its last layer is the model, which takes scaled samples.
 
   The file is loaded here once, in the safe mode of Keras. It may contain layers
   of Keras and of this package, and classes that are registered by
