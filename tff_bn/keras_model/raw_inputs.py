@@ -10,6 +10,7 @@ from typing import Optional
 
 import keras
 import numpy as np
+from numpy import typing as npt
 
 # The name of a model by `wrap`; its last layer is the model alone.
 NAME = 'raw_inputs'
@@ -110,8 +111,8 @@ def is_wrapped(model: keras.Model) -> bool:
 
 def scales_as(
     model: keras.Model,
-    mean: Optional[Sequence[float]],
-    deviation: Optional[Sequence[float]],
+    mean: Optional[npt.ArrayLike],
+    deviation: Optional[npt.ArrayLike],
 ) -> bool:
   """Whether a model by `wrap` subtracts this mean, and divides by this."""
   layers = {layer.name: layer for layer in model.layers}

@@ -117,10 +117,9 @@ def check_scaling(
   model = _load(subject, os.path.expanduser(path))
   if not raw_inputs.is_wrapped(model):
     return
-  numbers = (None, None)
-  if scaling is not None:
-    numbers = scaling.mean, scaling.deviation
-  if not raw_inputs.scales_as(model, *numbers):
+  mean = None if scaling is None else scaling.mean
+  deviation = None if scaling is None else scaling.deviation
+  if not raw_inputs.scales_as(model, mean, deviation):
     how = 'does not scale them'
     if scaling is not None:
       how = (
