@@ -14,6 +14,9 @@ import tff_bn
 from tff_bn import algorithms
 from tff_bn import layers
 from tff_bn import models
+from tff_bn.data import dataset as dataset_lib
+from tff_bn.keras_model import raw_inputs
+from tff_bn.models import initial_model
 
 _SHAPE = (8, 8, 1)
 
@@ -231,6 +234,53 @@ def test_one_logit_may_be_1(tmp_path):
   path = _save(model, tmp_path)
   for task in ('binary', 'multilabel'):
     assert models.initial_model_fn(path, (3,), 1, task=task)
+
+
+_SCALING = dataset_lib.Scaling(np.array([0.2]), np.array([0.5]))
+_OTHER_SCALING = dataset_lib.Scaling(np.array([0.2]), np.array([0.4]))
+
+
+@pytest.fixture(scope='module')
+def raw(tmp_path_factory):
+  """A model, and files that take raw samples: with a scaling and without."""
+  folder = tmp_path_factory.mktemp('raw')
+  model = random_models.build('small_cnn')
+  scaled = raw_inputs.Preparation(
+      _SHAPE, divisor=16, mean=_SCALING.mean, deviation=_SCALING.deviation
+  )
+  paths = folder / 'scaled.keras', folder / 'divided.keras'
+  preparations = scaled, raw_inputs.Preparation(_SHAPE, divisor=16)
+  for path, preparation in zip(paths, preparations, strict=True):
+    raw_inputs.wrap(model, preparation).save(path)
+  return model, *paths
+
+
+def test_files_that_take_raw_samples(raw):
+  expected, *paths = raw
+  for path in paths:
+    model = models.initial_model_fn(path, _SHAPE, 10, frozen_layers='conv_1')()
+    x = random_models.inputs(expected, 5)
+    np.testing.assert_array_equal(model(x), expected(x))
+    assert not model.get_layer('conv_1').trainable
+
+
+def test_scaling_of_files_that_take_raw_samples(raw, saved):
+  _, scaled, divided = raw
+  initial_model.check_scaling(scaled, _SCALING)
+  initial_model.check_scaling(divided, None)
+  # These do not say how samples are scaled.
+  _, plain = saved
+  initial_model.check_scaling(plain, None)
+  initial_model.check_scaling(plain, _SCALING)
+  for path, scaling, message in (
+      (scaled, None, 'than this run, which does not scale them'),
+      (scaled, _OTHER_SCALING, 'which subtracts 0.2 and divides by 0.4'),
+      (divided, _SCALING, 'which subtracts 0.2 and divides by 0.5'),
+  ):
+    with pytest.raises(
+        ValueError, match=f'^initial_model={path}: .*raw samples.* {message}'
+    ):
+      initial_model.check_scaling(path, scaling)
 
 
 def test_other_samples(saved):

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 from PIL import Image
 import pytest
+import tiny_runs
 
 from tff_bn.programs import evaluate
 from tff_bn.programs import train
@@ -57,7 +58,12 @@ def _shares(path, manifest):
   x = np.rint(keras.ops.convert_to_numpy(x)) / 255
   scaling = manifest['pixel_scaling']
   x = (x - np.array(scaling['mean'])) / np.array(scaling['deviation'])
-  outputs = keras.models.load_model(path).predict(x, verbose=0)
+  saved = keras.models.load_model(path)
+  outputs = tiny_runs.alone(saved).predict(x, verbose=0)
+  # The file takes the raw pictures.
+  np.testing.assert_allclose(
+      saved.predict(_PICTURES, verbose=0), outputs, rtol=1e-4, atol=1e-5
+  )
   return keras.ops.convert_to_numpy(keras.ops.softmax(outputs))
 
 

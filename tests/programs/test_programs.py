@@ -6,12 +6,12 @@ import pathlib
 import re
 import shutil
 import signal
-import subprocess
 import sys
 
 import csv_rows
 import ended_programs
 import flag_cases
+import in_jax
 import keras
 import numpy as np
 import printed
@@ -196,15 +196,8 @@ def test_only_federated_algorithms_send(comparison):
     assert result['exchanges'] == '3'
 
 
-# Code for somebody who has Keras and JAX, but not TensorFlow and tff_bn.
 _PREDICT_WITH_JAX = """
-import sys
-sys.modules.update(dict.fromkeys(['tensorflow', 'tff_bn']))
-import keras
-import numpy as np
-
 path, x, logits = sys.argv[1:]
-assert keras.backend.backend() == 'jax'
 model = keras.models.load_model(path)
 np.save(logits, model.predict(np.load(x), verbose=0))
 """
@@ -215,14 +208,9 @@ def test_model_opens_without_this_package_and_tensorflow(comparison, tmp_path):
   path = run / 'model' / 'model.keras'
   x = np.random.default_rng(0).uniform(size=(5, 8, 8, 1)).astype(np.float32)
   np.save(tmp_path / 'x.npy', x)
-  subprocess.run(
-      [
-          *(sys.executable, '-c', _PREDICT_WITH_JAX, path),
-          *(tmp_path / 'x.npy', tmp_path / 'logits.npy'),
-      ],
-      env={**os.environ, 'KERAS_BACKEND': 'jax'},
-      cwd=tmp_path,
-      check=True,
+  in_jax.run(
+      *(_PREDICT_WITH_JAX, tmp_path, path),
+      *(tmp_path / 'x.npy', tmp_path / 'logits.npy'),
   )
   np.testing.assert_allclose(
       np.load(tmp_path / 'logits.npy'),
@@ -363,7 +351,7 @@ def test_model_in_mixed_precision(tmp_path, precision, arguments):
       f'--output_dir={tmp_path}',
   ]
   assert train.run(arguments) == 0
-  model = keras.models.load_model(tmp_path / 'model' / 'model.keras')
+  model = tiny_runs.load(tmp_path)
   for layer in model.layers:
     is_float32 = layer.name in ('image', 'input', 'logits')
     expected = 'float32' if is_float32 else precision

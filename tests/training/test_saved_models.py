@@ -10,7 +10,9 @@ import pytest
 import tensorflow as tf
 import training_fakes
 
+from tff_bn import data as tff_bn_data
 from tff_bn import training
+from tff_bn.data import dataset as dataset_lib
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.training import client_state_store
@@ -126,6 +128,55 @@ def test_keras_models_of_clients_are_saved_by_the_same_run(
   saved = saved_models.SavedModels(folder)
   saved.check()
   _assert_same(saved.weights(model), result.model_weights)
+
+
+def _federated_data():
+  """Clients whose features were divided by 4, and are standardized."""
+  rng = np.random.default_rng(0)
+  x = rng.normal([3, 0, -2], [1, 2, 0.5], (80, 3)).astype(np.float32) / 4
+  y = np.arange(80) % 2
+  dataset = dataset_lib.create_dataset('mine', x, y, x, y, divisor=4)
+  data = tff_bn_data.split_dataset(dataset, 'iid', 4, 0)
+  return data.scaled('standardized').with_validation(0.25, 0)
+
+
+def test_inputs_of_the_keras_files_are_chosen_by_the_same_run(model, tmp_path):
+  data = _federated_data()
+  raw = 4 * data.dataset.x_test
+  scaling = data.dataset.scaling
+  scaled = (data.dataset.x_test - scaling.mean) / scaling.deviation
+  outputs = {}
+  for export in ('raw', 'training', 'raw'):
+    result = training_fakes.train(
+        model,
+        tmp_path,
+        dataclasses.replace(
+            _CONFIG, export=export, save_client_models='all', keep_best='loss'
+        ),
+        stateful=True,
+        data=data,
+    )
+    assert result.resumed_from == (1 if outputs else None)
+    manifest = manifests.read(tmp_path / 'model', saved_models.FORMAT)
+    assert manifest['keras_inputs'] == export
+    paths = sorted((tmp_path / 'model').rglob('*.keras'))
+    assert len(paths) == 2 * (1 + 4)  # Of the best round too.
+    for path in paths:
+      loaded = keras.models.load_model(path)
+      found = loaded.predict(raw if export == 'raw' else scaled, verbose=0)
+      expected = outputs.setdefault(path, found)
+      np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+  assert len(set(map(bytes, outputs.values()))) > 1
+
+
+def test_inputs_of_data_that_is_not_described(finished):
+  manifest = manifests.read(finished[0] / 'model', saved_models.FORMAT)
+  assert (manifest['export'], manifest['keras_inputs']) == ('raw', 'training')
+
+
+def test_unknown_inputs():
+  with pytest.raises(ValueError, match="export='best' .* one of raw, training"):
+    dataclasses.replace(_CONFIG, export='best')
 
 
 @pytest.mark.parametrize('choice', ['some', ''])

@@ -103,6 +103,9 @@ def train(
   clients for all evaluations and for the final model. `exchanges` and
   `megabytes` do not include this.
 
+  The Keras files in `model/` take raw samples by default, see
+  `TrainingConfig.export`.
+
   TFF's computations run in the default context of the calling thread, for which
   `tff_bn.runtime` has context managers. If the thread already runs an event
   loop, as in a notebook, `train` works in another thread.

@@ -11,9 +11,11 @@ from sklearn import datasets
 from tff_bn import data as tff_bn_data
 from tff_bn import layers
 from tff_bn.data import dataset as dataset_lib
+from tff_bn.keras_model import raw_inputs
 from tff_bn.programs.testing import keras_files
 from tff_bn.training import final_models
 from tff_bn.training import manifests
+from tff_bn.training import saved_inputs
 
 # A user's module with layers and a function that Keras does not know.
 _MODULE = types.ModuleType('users_module')
@@ -154,7 +156,7 @@ def _raw_and_dataset(kind, folder):
   return x, dataset
 
 
-def _saved(dataset, image_size, folder):
+def _saved(dataset, image_size, folder, export='raw'):
   """Saves a random model, and returns it with the code that uses it."""
   model = keras.Sequential(
       [
@@ -169,14 +171,21 @@ def _saved(dataset, image_size, folder):
   # The mean of all pixels does not decide alone.
   kernel -= kernel.mean(axis=0)
   model.layers[-1].kernel.assign(kernel)
-  path = folder / 'model.keras'
-  model.save(path)
   # As a run writes it.
-  description = final_models.describe(dataset)
-  manifests.write(
-      folder,
-      dict(format=2, input_shape=list(dataset.input_shape), **description),
+  description = dict(
+      format=2,
+      input_shape=list(dataset.input_shape),
+      export=export,
+      **final_models.describe(dataset),
   )
+  description['keras_inputs'] = saved_inputs.choose(description, export)
+  manifests.write(folder, description)
+  path = folder / 'model.keras'
+  preparation = saved_inputs.preparation(manifests.read(folder, 2))
+  saved = model
+  if preparation is not None:
+    saved = raw_inputs.wrap(model, preparation)
+  saved.save(path)
   return model, keras_files.prediction_code(
       path, manifests.read(folder, 2), image_size
   )
@@ -197,13 +206,14 @@ def _saved(dataset, image_size, folder):
         ('resized', 'standardized', ['(4, 5)', '/ 255', 'mean = ']),
     ],
 )
+@pytest.mark.parametrize('export', ['raw', 'training'])
 def test_the_code_predicts_the_classes_of_raw_samples(
-    kind, scaling, words, tmp_path
+    kind, scaling, words, export, tmp_path
 ):
   raw, dataset = _raw_and_dataset(kind, tmp_path)
   data = tff_bn_data.split_dataset(dataset, 'iid', 2, 0).scaled(scaling)
   image_size = (4, 5) if kind == 'resized' else None
-  model, code = _saved(data.dataset, image_size, tmp_path)
+  model, code = _saved(data.dataset, image_size, tmp_path, export)
 
   found = {'x': raw}
   exec('\n'.join(code), found)
@@ -215,8 +225,11 @@ def test_the_code_predicts_the_classes_of_raw_samples(
   names = dataset.class_names or range(10)
   expected = [names[label] for label in labels]
   assert list(found['predicted']) == expected
-  np.testing.assert_allclose(found['x'], x, rtol=1e-4, atol=1e-4)
   text = '\n'.join(code)
+  if export == 'raw':
+    assert 'mean' not in text and '/ ' not in text
+    return
+  np.testing.assert_allclose(found['x'], x, rtol=1e-4, atol=1e-4)
   for word in words:
     assert word in text
   assert not image_size or 'resize' in text
@@ -225,11 +238,19 @@ def test_the_code_predicts_the_classes_of_raw_samples(
 
 def test_pictures_of_several_sizes_are_resized(tmp_path):
   _, dataset = _raw_and_dataset('resized', tmp_path)
-  _, code = _saved(dataset, (4, 5), tmp_path)
-  found = {'x': [_uint8(size, 9, 3)[0] for size in (6, 4, 9)]}
-  exec('\n'.join(code), found)
-  assert found['x'].shape == (3, 4, 5, 3)
-  assert len(found['predicted']) == 3
+  pictures = [_uint8(size, 9, 3)[0] for size in (6, 4, 9)]
+  resized = [
+      np.rint(keras.ops.image.resize(np.float32(x), (4, 5), antialias=True))
+      for x in pictures
+  ]
+  scaled = np.stack(resized) / 255
+  for export in ('raw', 'training'):
+    model, code = _saved(dataset, (4, 5), tmp_path, export)
+    found = {'x': pictures}
+    exec('\n'.join(code), found)
+    expected = model(scaled).numpy().argmax(axis=1)
+    assert found['predicted'].tolist() == expected.tolist()
+  np.testing.assert_allclose(found['x'], scaled, rtol=1e-5, atol=1e-5)
 
 
 def test_domains_that_were_scaled_in_several_ways(tmp_path):
@@ -240,8 +261,14 @@ def test_domains_that_were_scaled_in_several_ways(tmp_path):
       (f'{tmp_path}/a.npz', 'values from 0 to 255'),
   ):
     dataset = tff_bn_data.load_dataset(f'domains:{tmp_path}/a.npz,b={other}')
-    _, code = _saved(dataset, None, tmp_path)
+    _, code = _saved(dataset, None, tmp_path, 'training')
     assert code[-3].endswith(words)
+    _, code = _saved(dataset, None, tmp_path)
+    # No file divides the values of each domain by another number.
+    assert ('# The file takes scaled samples: the domains' in str(code)) == (
+        other == 'digits'
+    )
+    assert ('np.float32(x)' in str(code)) == (other == 'digits')
 
 
 def test_many_names_are_read_from_the_file(tmp_path):
