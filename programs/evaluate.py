@@ -421,6 +421,7 @@ def _export(
   """Writes the models of clients as Keras files into a folder."""
   dependencies.require_tff()
   from tff_bn.programs.runs import run_building
+  from tff_bn.training import saved_inputs
   from tff_bn.training import saved_models
 
   numbers = dict.fromkeys(client_ids, 0)
@@ -448,7 +449,9 @@ def _export(
         / run_folder.EXPORTED
         / f'{saved_models.client_file_stem(client_id)}.keras'
     )
-    saved_models.export(model, weights, path)
+    saved_models.export(
+        model, weights, path, saved_inputs.preparation(saved.manifest)
+    )
     note = ''
     if client_id in new:
       note = ' (took no part in a round, so it uses the global model)'

@@ -107,6 +107,15 @@ _OF_ALL_RUNS = (
         convert=lambda choice: None if choice == 'none' else choice,
         feature=algorithms.CLIENT_MODELS,
     ),
+    Option(
+        'export',
+        value_types.Choice(run_entries.EXPORT),
+        'Which inputs the Keras files of the run take, also those of'
+        ' tff-bn-evaluate --export_client:\n'
+        + parts.listing(run_entries.EXPORT),
+        run_entries.RAW,
+        convert=lambda choice: None if choice == run_entries.RAW else choice,
+    ),
 )
 _VERBOSITY = Option(
     'verbosity',

@@ -26,8 +26,10 @@ from tff_bn.common import cores
 from tff_bn.data import labels
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
+from tff_bn.models import initial_model
 from tff_bn.processes import personal_phases
 from tff_bn.processes import stateful_process
+from tff_bn.programs.cli import parsers
 from tff_bn.programs.flags import algorithm_flags
 from tff_bn.programs.flags import held_out_flags
 from tff_bn.programs.flags import run_flags
@@ -54,8 +56,16 @@ def build_model(
   Raises:
     ValueError: If the loss or a metric does not fit the task of the data, or if
       the algorithm needs other BN layers, and the model's layers can't be
-      replaced.
+      replaced, or if `--initial_model` scales its samples in another way.
   """
+  if settings.initial_model is not None:
+    try:
+      initial_model.check_scaling(settings.initial_model, data.dataset.scaling)
+    except ValueError as error:
+      text = parsers.name_flags(
+          str(error), ('initial_model', 'pixel_scaling', 'export')
+      )
+      raise ValueError(text) from error
   return _build_model(
       settings,
       data.dataset.input_shape,

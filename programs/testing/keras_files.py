@@ -1,6 +1,6 @@
 """How plain Keras uses a model file. Imports neither Keras nor TensorFlow."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 import json
 import os
 import pathlib
@@ -9,6 +9,8 @@ import zipfile
 
 from tff_bn.catalog import tasks
 from tff_bn.training import manifests
+from tff_bn.training import run_entries
+from tff_bn.training import saved_inputs
 
 _CONFIG = 'config.json'
 _LAMBDA = '__lambda__'
@@ -18,14 +20,14 @@ _KERAS = ('keras', 'builtins')
 # More values are read from the file that has them.
 _MAX_PRINTED_VALUES = 20
 _WHITE = 255
-# Code for the predictions of each task: integers, truth values or numbers; and
-# code that names their classes.
+# Code for the predictions of each task from the outputs `{}`: integers, truth
+# values or numbers; and code that names their classes.
 _PREDICTIONS = {
-    tasks.CLASSIFICATION: 'model.predict(x).argmax(axis=-1)',
-    tasks.BINARY: '(model.predict(x)[:, 0] > 0).astype(int)',
-    tasks.MULTILABEL: 'model.predict(x) > 0',
-    tasks.REGRESSION: 'model.predict(x)',
-    tasks.SEGMENTATION: 'model.predict(x).argmax(axis=-1)',
+    tasks.CLASSIFICATION: '{}.argmax(axis=-1)',
+    tasks.BINARY: '({}[:, 0] > 0).astype(int)',
+    tasks.MULTILABEL: '{} > 0',
+    tasks.REGRESSION: '{}',
+    tasks.SEGMENTATION: '{}.argmax(axis=-1)',
 }
 _NAMED = {
     tasks.CLASSIFICATION: '[class_names[label] for label in predicted]',
@@ -120,17 +122,80 @@ def usage_code(
   """Returns the lines of `prediction_code` that follow after loading."""
   if 'class_names' not in manifest or manifest['input_shape'] is None:
     return []  # The models of an earlier version, or of unknown data.
-  divisor, shape = manifest['divisor'], manifest['input_shape']
-  reading = [
-      'import json',
-      f'manifest = json.load(open({os.fspath(folder / manifests.FILE_NAME)!r}'
-      ", encoding='utf-8'))",
-  ]
+  names = manifest['class_names']
+  is_raw = saved_inputs.takes_raw(manifest)
+  scaling = None if is_raw else manifest.get('pixel_scaling')
+  known = dict(scaling or {}, class_names=names)
+  long = [n for n, v in known.items() if len(v) > _MAX_PRINTED_VALUES]
+  lines = []
+  if long or 'table' in manifest:
+    lines += [
+        'import json',
+        'manifest ='
+        f' json.load(open({os.fspath(folder / manifests.FILE_NAME)!r}'
+        ", encoding='utf-8'))",
+    ]
+  outputs = 'model.predict(x)'
+  if is_raw:
+    more, outputs = _raw_samples(manifest, image_size)
+    lines += more
+  else:
+    obstacle = saved_inputs.obstacle(manifest)
+    if obstacle is not None and manifest.get('export') == run_entries.RAW:
+      lines.append(f'# The file takes scaled samples: {obstacle}.')
+    lines += _scaled_samples(manifest, image_size, long)
+  task = manifest['task']
+  lines.append(f'predicted = {_PREDICTIONS[task].format(outputs)}')
+  if names and task in _NAMED:
+    value = "manifest['class_names']" if 'class_names' in long else repr(names)
+    lines += [
+        f'class_names = {value}',
+        f'predicted = {_NAMED[task]}',
+    ]
+  return lines
+
+
+def _raw_samples(
+    manifest: Mapping[str, Any], image_size: Optional[tuple[int, int]]
+) -> tuple[list[str], str]:
+  """Returns lines about samples `x`, and an expression for their outputs."""
+  if 'table' in manifest:
+    lines = ['import numpy as np', *_TABLE_CODE, 'x = np.float32(x)']
+    return lines, 'model.predict(x)'
+  described = _describe_samples(
+      manifest['input_shape'],
+      manifest['divisor'],
+      image_size,
+      is_array=image_size is None,
+  )
+  if image_size is None:
+    return [f'# x: {described}'], 'model.predict(x)'
+  # Pictures of different sizes are no array.
+  return [
+      'import numpy as np',
+      f'# x: {described}',
+      'outputs = [model(np.float32(picture)[np.newaxis]) for picture in x]',
+      'outputs = [keras.ops.convert_to_numpy(output) for output in outputs]',
+      'outputs = np.concatenate(outputs)',
+  ], 'outputs'
+
+
+def _scaled_samples(
+    manifest: Mapping[str, Any],
+    image_size: Optional[tuple[int, int]],
+    long: Collection[str],
+) -> list[str]:
+  """Returns lines that scale samples `x` as the run did.
+
+  `long` are the numbers that are read from the manifest.
+  """
+  divisor = manifest['divisor']
   lines = ['import numpy as np']
   if 'table' in manifest:
     lines += _TABLE_CODE
   else:
-    lines.append(f'# x: {_describe_samples(shape, divisor, image_size)}')
+    described = _describe_samples(manifest['input_shape'], divisor, image_size)
+    lines.append(f'# x: {described}')
   if image_size is not None:
     lines += [
         'x = [keras.ops.image.resize(np.float32(picture),'
@@ -141,12 +206,7 @@ def usage_code(
   # Resized images of type uint8 are rounded.
   convert = 'rint' if image_size and divisor == _WHITE else 'float32'
   lines.append(f'x = np.{convert}(x){by}')
-  names = manifest['class_names']
   scaling = manifest.get('pixel_scaling')
-  known = dict(scaling or {}, class_names=names)
-  long = [n for n, v in known.items() if len(v) > _MAX_PRINTED_VALUES]
-  if long or 'table' in manifest:
-    lines[:0] = reading
   if scaling is not None:
     section = "manifest['pixel_scaling']"
     for name in ('mean', 'deviation'):
@@ -155,14 +215,6 @@ def usage_code(
       )
       lines.append(f'{name} = np.float32({value})')
     lines.append('x = (x - mean) / deviation')
-  task = manifest['task']
-  lines.append(f'predicted = {_PREDICTIONS[task]}')
-  if names and task in _NAMED:
-    value = "manifest['class_names']" if 'class_names' in long else repr(names)
-    lines += [
-        f'class_names = {value}',
-        f'predicted = {_NAMED[task]}',
-    ]
   return lines
 
 
@@ -170,6 +222,8 @@ def _describe_samples(
     shape: Sequence[int],
     divisor: Optional[float],
     image_size: Optional[tuple[int, int]],
+    *,
+    is_array: bool = False,
 ) -> str:
   """Describes the samples that `prediction_code` takes."""
   values = f'values from 0 to {divisor:g}' if divisor and divisor != 1 else ''
@@ -184,6 +238,8 @@ def _describe_samples(
   form = f'[{size}, {channels}]'
   if channels in _CHANNELS:
     form += f' ({_CHANNELS[channels]})'
+  if is_array:
+    return f'an array of pictures, each {form}, {values}'
   return f'a list of pictures {form}, {values}'
 
 

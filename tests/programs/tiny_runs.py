@@ -109,8 +109,10 @@ def split(seed=0, num_clients=4):
 
 
 def load(run, client=None):
-  """Loads the global model of a run, or the model of a client."""
-  model = keras.models.load_model(run / 'model/model.keras', compile=False)
+  """Loads the global model of a run, or of a client, for scaled samples."""
+  model = alone(
+      keras.models.load_model(run / 'model/model.keras', compile=False)
+  )
   if client is not None:
     manifest = json.loads((run / 'model/manifest.json').read_bytes())
     records = np.load(run / 'model/clients.npy')
@@ -119,6 +121,11 @@ def load(run, client=None):
       # A name ends with the position.
       model.weights[int(name.rpartition('_')[2])].assign(record[name])
   return model
+
+
+def alone(model):
+  """Returns the model that takes scaled samples, given one of a file."""
+  return model.layers[-1] if model.name == 'raw_inputs' else model
 
 
 def analyzed(run):

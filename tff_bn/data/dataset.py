@@ -98,6 +98,8 @@ class Dataset:
     divisor: By which number the original values were divided to get the
       samples; `None` if it differs between samples. The division of uint8
       values by 255 does not count, because it comes later.
+    image_size: The height and width to which images were resized; `None`: they
+      have their own size.
     table: How the columns of a table became the samples; `None` for other
       samples.
     task: What a model learns from the labels, a key of
@@ -129,6 +131,7 @@ class Dataset:
   scaling: Optional[Scaling] = None
   class_names: tuple[str, ...] = ()
   divisor: Optional[float] = 1
+  image_size: Optional[tuple[int, int]] = None
   table: Optional[table_encoding.TableEncoding] = None
   # After the construction, it is never None.
   task: str = None  # type: ignore[assignment]

@@ -129,6 +129,7 @@ def join_domains(
       is_series=True,
       class_names=class_names,
       divisor=_common_divisor(parts) if has_floats else 1,
+      image_size=_common_size(parts),
       domain_train=number([len(part.y_train) for part in parts]),
       domain_test=number([len(part.y_test) for part in parts]),
       domain_names=tuple(datasets),
@@ -173,6 +174,14 @@ def _common_divisor(
   """Returns the divisor of all parts; `None` if they have several."""
   divisors = {part.total_divisor for part in parts}
   return divisors.pop() if len(divisors) == 1 else None
+
+
+def _common_size(
+    parts: Sequence[dataset_lib.Dataset],
+) -> Optional[tuple[int, int]]:
+  """Returns the size to which all parts were resized; `None`: not all."""
+  sizes = {part.image_size for part in parts}
+  return sizes.pop() if len(sizes) == 1 else None
 
 
 def _check_same(

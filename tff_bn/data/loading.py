@@ -146,8 +146,17 @@ def load_resized(
   dataset = load(**arguments)
   if task is not None:
     dataset = dataset.with_task(task, is_part=is_part)
-  if image_size is None or dataset.input_shape[:-1] == tuple(image_size):
+  if image_size is None:
     return dataset
+  if dataset.input_shape[:-1] != tuple(image_size):
+    dataset = _resized(dataset, name, image_size)
+  return dataset.unchecked(image_size=tuple(image_size))
+
+
+def _resized(
+    dataset: dataset_lib.Dataset, name: str, image_size: tuple[int, int]
+) -> dataset_lib.Dataset:
+  """Resizes the images of a dataset, and its masks."""
   if len(dataset.input_shape) != 3:
     raise ValueError(
         f'image_size={image_size[0]}x{image_size[1]} is for images, but'

@@ -5,6 +5,7 @@ import os
 from typing import Optional
 
 import keras
+import numpy as np
 
 # Keras needs the classes of this package to load models.
 from tff_bn import layers as _  # noqa: F401
@@ -12,8 +13,13 @@ from tff_bn.catalog import models
 from tff_bn.catalog import tasks
 from tff_bn.common import files
 from tff_bn.common import user_functions
+from tff_bn.data import dataset as dataset_lib
 from tff_bn.keras_model import copying
+from tff_bn.keras_model import raw_inputs
 from tff_bn.models import building
+
+# How many means and deviations an error shows.
+_MAX_NUMBERS = 3
 
 
 def initial_model_fn(
@@ -29,7 +35,8 @@ def initial_model_fn(
   """Returns a function that builds copies of a saved model with its weights.
 
   The weights include running statistics. Layers that are not trainable in the
-  file stay frozen.
+  file stay frozen. If the file takes raw samples, as a run writes it by default,
+  the model is the part of it that takes the samples of the training.
 
   The file is loaded here once, in the safe mode of Keras. It may contain layers
   of Keras and of this package, and classes that are registered by
@@ -57,7 +64,7 @@ def initial_model_fn(
       or its model does not fit the data or another argument.
   """
   path = os.fspath(path)
-  subject = f'initial_model={path}'
+  subject = _subject(path)
   building.check_task(task)
   for option, value in (
       (models.INITIAL_MODEL, path),
@@ -79,7 +86,7 @@ def initial_model_fn(
           f'{subject}: the file has changed. Its SHA-256 is {found}, not'
           f' {sha256}.'
       )
-  initial = _load(subject, path)
+  initial = raw_inputs.unwrap(_load(subject, path))
   building.check_outputs(subject, initial, input_shape, num_outputs, task)
 
   def model_fn() -> keras.Model:
@@ -89,6 +96,53 @@ def initial_model_fn(
 
   model_fn()
   return model_fn
+
+
+def check_scaling(
+    path: str | os.PathLike[str], scaling: Optional[dataset_lib.Scaling]
+) -> None:
+  """Checks that a file that takes raw samples scales them as a run does.
+
+  Otherwise the model would get other values than in its training. Files that
+  take the samples of the training do not say how these were scaled.
+
+  Args:
+    path: The file.
+    scaling: The scaling of the run's dataset.
+
+  Raises:
+    ValueError: If the file scales the samples in another way.
+  """
+  subject = _subject(path)
+  model = _load(subject, os.path.expanduser(path))
+  if not raw_inputs.is_wrapped(model):
+    return
+  numbers = (None, None)
+  if scaling is not None:
+    numbers = scaling.mean, scaling.deviation
+  if not raw_inputs.scales_as(model, *numbers):
+    how = 'does not scale them'
+    if scaling is not None:
+      how = (
+          f'subtracts {_brief(scaling.mean)} and divides by'
+          f' {_brief(scaling.deviation)}'
+      )
+    raise ValueError(
+        f'{subject}: the file takes raw samples and scales their channels or'
+        f' features in another way than this run, which {how}. Use the'
+        ' `pixel_scaling` and the data of the run that wrote the file, or start'
+        ' from the model alone: the file of a run with export=training, or'
+        ' keras.models.load_model(FILE).layers[-1].save(OTHER_FILE).'
+    )
+
+
+def _subject(path: str | os.PathLike[str]) -> str:
+  return f'initial_model={os.fspath(path)}'
+
+
+def _brief(values: np.ndarray) -> str:
+  texts = [f'{value:g}' for value in values[:_MAX_NUMBERS]]
+  return ', '.join([*texts, '…'] if len(values) > _MAX_NUMBERS else texts)
 
 
 def _load(subject: str, path: str) -> keras.Model:

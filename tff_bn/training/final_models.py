@@ -6,6 +6,7 @@ import pathlib
 from typing import Any, Optional
 
 from absl import logging
+import numpy as np
 import tensorflow as tf
 
 from tff_bn.data import dataset as dataset_lib
@@ -15,6 +16,7 @@ from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.training import finished
 from tff_bn.training import run_entries
+from tff_bn.training import saved_inputs
 from tff_bn.training import saved_models
 from tff_bn.training.training_config import TrainingConfig
 
@@ -47,6 +49,7 @@ class FinalModels:
         round=round_num,
         settings=self._settings,
         save_client_models=self._config.save_client_models,
+        export=self._config.export,
     )
 
   def remove(self) -> None:
@@ -96,21 +99,26 @@ class FinalModels:
     described = {}
     if isinstance(data, federated.FederatedData):
       described = describe(data.dataset)
+    manifest = dict(
+        **self._identity(round_num),
+        kept_for=kept_for,
+        results=finished.results_checksums(self._run_dir),
+        versions=versions.versions(),
+        input_shape=_input_shape(self._model),
+        num_classes=getattr(data, 'num_classes', None),
+        **described,
+    )
+    manifest[saved_inputs.ENTRY] = saved_inputs.choose(
+        manifest, self._config.export
+    )
     return saved_models.writing(
         self._model_dir if inside is None else inside.best_folder,
         self._model,
         server_weights,
         num_clients,
-        dict(
-            **self._identity(round_num),
-            kept_for=kept_for,
-            results=finished.results_checksums(self._run_dir),
-            versions=versions.versions(),
-            input_shape=_input_shape(self._model),
-            num_classes=getattr(data, 'num_classes', None),
-            **described,
-        ),
+        manifest,
         saves_keras_clients=self._config.save_client_models != 'none',
+        preparation=saved_inputs.preparation(manifest),
     )
 
 
@@ -118,14 +126,17 @@ def describe(dataset: dataset_lib.Dataset) -> dict[str, Any]:
   """Returns the manifest's entries about the training data.
 
   These are the task, the number of outputs of the models, the names of the
-  classes in the order of the outputs, the number by which the original values
-  were divided, the scaling after that, and how the columns of a table became
-  features.
+  classes in the order of the outputs, the size to which pictures were resized,
+  whether their values are of type uint8, the number by which the original
+  values were divided, the scaling after that, and how the columns of a table
+  became features.
   """
   description: dict[str, Any] = dict(
       task=dataset.task,
       num_outputs=dataset.num_outputs,
       class_names=list(dataset.class_names),
+      image_size=dataset.image_size and list(dataset.image_size),
+      is_uint8=dataset.x_train.dtype == np.uint8,
       divisor=dataset.total_divisor,
   )
   if dataset.scaling is not None:

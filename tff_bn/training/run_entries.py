@@ -39,6 +39,16 @@ SAVE_CLIENT_MODELS: Mapping[str, str] = {
         ' own personal phases'
     ),
 }
+RAW = 'raw'
+TRAINING = 'training'
+# Name -> which inputs the Keras files of a run take.
+EXPORT: Mapping[str, str] = {
+    RAW: (
+        'samples as they were before the run changed them, such as pixels from'
+        ' 0 to 255: the file resizes and scales them as the run did'
+    ),
+    TRAINING: 'samples that are resized and scaled already',
+}
 
 
 def check(

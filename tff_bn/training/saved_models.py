@@ -29,6 +29,7 @@ import keras
 import numpy as np
 
 from tff_bn.common import files
+from tff_bn.keras_model import raw_inputs
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import Role
@@ -73,6 +74,7 @@ def writing(
     description: Mapping[str, Any],
     *,
     saves_keras_clients: bool = False,
+    preparation: Optional[raw_inputs.Preparation] = None,
 ) -> Iterator['Writer']:
   """Writes the models of a run and replaces the folder.
 
@@ -84,6 +86,7 @@ def writing(
     num_clients: The number of clients that have own models.
     description: Further entries of the manifest, as JSON can express them.
     saves_keras_clients: Whether to save Keras models of the clients too.
+    preparation: What the Keras files do to samples. Default: nothing.
 
   Yields:
     The writer. The folder appears at the end of the `with` block, if there is
@@ -100,6 +103,7 @@ def writing(
           server_weights,
           num_clients,
           saves_keras_clients,
+          preparation,
           records,
       )
       yield writer
@@ -132,6 +136,7 @@ class Writer:
       server_weights: ModelWeights,
       num_clients: int,
       saves_keras_clients: bool,
+      preparation: Optional[raw_inputs.Preparation],
       records: BinaryIO,
   ):
     self._folder = folder
@@ -139,6 +144,7 @@ class Writer:
     self._server_values = model.from_model_weights(server_weights)
     self._num_clients = num_clients
     self._saves_keras_clients = saves_keras_clients
+    self._preparation = preparation
     self._records = records
     self.client_ids: list[str] = []
     self.stems: dict[str, str] = {}
@@ -220,26 +226,43 @@ class Writer:
     # One Keras model for all weights, because building it takes long.
     return self._model.to_keras()
 
+  @functools.cached_property
+  def _saved_model(self) -> keras.Model:
+    """The Keras model of the files, which shares its weights."""
+    return _prepared(self._keras_model, self._preparation)
+
   def _save_keras(self, weights: ModelWeights, path: pathlib.Path) -> None:
     values = self._model.from_model_weights(weights)
     self._keras_model.set_weights([np.asarray(value) for value in values])
     with files.naming(path):
-      self._keras_model.save(path)
+      self._saved_model.save(path)
+
+
+def _prepared(
+    keras_model: keras.Model, preparation: Optional[raw_inputs.Preparation]
+) -> keras.Model:
+  if preparation is None:
+    return keras_model
+  return raw_inputs.wrap(keras_model, preparation)
 
 
 def export(
-    model: BatchNormModel, weights: ModelWeights, path: pathlib.Path
+    model: BatchNormModel,
+    weights: ModelWeights,
+    path: pathlib.Path,
+    preparation: Optional[raw_inputs.Preparation] = None,
 ) -> None:
   """Saves a model for plain Keras, in one step.
 
   The path ends with `.keras`, and its folder is created if needed. If the file
-  can't be written, an old file stays.
+  can't be written, an old file stays. With a `preparation`, the file takes raw
+  samples.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
   # Keras needs the ending.
   unfinished = path.with_name(f'.part.{path.name}')
   with files.replacing(path, unfinished):
-    model.to_keras(weights).save(unfinished)
+    _prepared(model.to_keras(weights), preparation).save(unfinished)
 
 
 def remove(folder: pathlib.Path) -> None:

@@ -16,6 +16,7 @@ MAY_CHANGE = (
     'checkpoint_every',
     'max_failed_rounds',
     'save_client_models',
+    'export',
     'patience',
     'client_metrics_over_time',
 )
@@ -45,6 +46,10 @@ class TrainingConfig:
       clients. If there are more, the seed determines a choice.
     save_client_models: The clients whose own models are saved as Keras files at
       the end: 'none', 'sampled' or 'all', see `run_entries.SAVE_CLIENT_MODELS`.
+    export: Which inputs the saved Keras files take: 'raw', samples before their
+      resizing and scaling, or 'training', see `run_entries.EXPORT`. Where raw
+      samples are impossible, because the domains' values were divided by
+      different numbers, the files take the inputs of the training.
     keep_best: `loss` or the name of a metric. The models of the round with the
       best mean over the clients' validation data are saved beside those of the
       last round, see `FederatedData.with_validation`. Default: they are not.
@@ -65,6 +70,7 @@ class TrainingConfig:
   max_failed_rounds: int = 10
   max_evaluation_clients: int = measures.MAX_CLIENTS
   save_client_models: str = 'none'
+  export: str = run_entries.RAW
   keep_best: Optional[str] = None
   patience: Optional[int] = None
   client_metrics_over_time: bool = False
@@ -78,6 +84,7 @@ class TrainingConfig:
     value_types.Choice(run_entries.SAVE_CLIENT_MODELS).check(
         'save_client_models', self.save_client_models
     )
+    value_types.Choice(run_entries.EXPORT).check('export', self.export)
     value_types.SEED.check('seed', self.seed)
     value_types.BOOLEAN.check(
         'client_metrics_over_time', self.client_metrics_over_time

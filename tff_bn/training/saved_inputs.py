@@ -1,0 +1,57 @@
+"""Which inputs the saved Keras files of a run take. Imports no Keras."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Optional
+
+from tff_bn.training import run_entries
+
+if TYPE_CHECKING:
+  from tff_bn.keras_model import raw_inputs
+
+# The entry of the manifest: a key of `run_entries.EXPORT`.
+ENTRY = 'keras_inputs'
+
+
+def choose(manifest: Mapping[str, Any], export: str) -> str:
+  """Returns which inputs the files of a run can take.
+
+  Args:
+    manifest: The manifest of the run's models, without this entry.
+    export: Which inputs are wanted, a key of `run_entries.EXPORT`.
+  """
+  return run_entries.TRAINING if obstacle(manifest) else export
+
+
+def obstacle(manifest: Mapping[str, Any]) -> Optional[str]:
+  """Returns why no file can take the raw samples of a run; None if it can."""
+  if 'divisor' not in manifest or manifest['input_shape'] is None:
+    return 'it is not known how the samples were prepared'
+  if manifest['divisor'] is None:
+    return "the domains' values were divided by different numbers"
+  return None
+
+
+def takes_raw(manifest: Mapping[str, Any]) -> bool:
+  """Whether the Keras files of a run take raw samples.
+
+  Those of earlier versions, whose manifest has no such entry, do not.
+  """
+  return manifest.get(ENTRY) == run_entries.RAW
+
+
+def preparation(
+    manifest: Mapping[str, Any],
+) -> 'Optional[raw_inputs.Preparation]':
+  """Returns what the Keras files of a run do to samples; None: nothing."""
+  if not takes_raw(manifest):
+    return None
+  from tff_bn.keras_model import raw_inputs
+
+  image_size = manifest['image_size']
+  return raw_inputs.Preparation(
+      shape=tuple(manifest['input_shape']),
+      image_size=None if image_size is None else tuple(image_size),
+      rounds=manifest['is_uint8'],
+      divisor=manifest['divisor'],
+      **manifest.get('pixel_scaling', {}),
+  )
