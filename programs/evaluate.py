@@ -337,6 +337,7 @@ def _adapt(
   from tff_bn.programs.testing import evaluation_file
   from tff_bn.programs.testing import model_evaluation
   from tff_bn.training import later_clients
+  from tff_bn.training import saved_inputs
   from tff_bn.training import saved_models
 
   path = folder / run_folder.EVALUATION
@@ -369,7 +370,9 @@ def _adapt(
           folder,
           flags.adapt,
           flags.adapt_epochs,
-          lambda weights, file: saved_models.export(model, weights, file),
+          lambda weights, file: saved_models.export(
+              model, weights, file, saved_inputs.preparation(saved.manifest)
+          ),
       )
   )
   subject = evaluation_file.Subject.of(
