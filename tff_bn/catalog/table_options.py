@@ -16,11 +16,26 @@ def _reads_tables(options: Any) -> bool:
   return datasets.has_tables(options.dataset)
 
 
+def _lacks_test_split(options: Any) -> bool:
+  from tff_bn.catalog import datasets
+
+  return not datasets.has_test_split(options.dataset)
+
+
 _ONLY_TABLES = (
     Condition(
         'dataset',
         _reads_tables,
-        'has no effect with --dataset={}; it is for csv:PATH and parquet:PATH',
+        'has no effect with --dataset={}; it is for csv:PATH, parquet:PATH and'
+        ' hf:PATH',
+    ),
+)
+_ONLY_WITHOUT_TEST_SPLIT = (
+    *_ONLY_TABLES,
+    Condition(
+        'dataset',
+        _lacks_test_split,
+        'has no effect with --dataset={}, which has a split of test data',
     ),
 )
 _COLUMNS = value_types.List(value_types.TEXT)
@@ -51,7 +66,7 @@ TEST_COLUMN = Option(
     ' 1, or false or true',
     default_text='none, see --test_share',
     argument=OWN_NAME,
-    conditions=_ONLY_TABLES,
+    conditions=_ONLY_WITHOUT_TEST_SPLIT,
     excludes='test_share',
 )
 TEST_SHARE = Option(
@@ -61,7 +76,7 @@ TEST_SHARE = Option(
     ' test data without --test_column. The same rows in every run',
     0.2,
     argument=OWN_NAME,
-    conditions=_ONLY_TABLES,
+    conditions=_ONLY_WITHOUT_TEST_SPLIT,
     excludes='test_column',
 )
 IGNORED_COLUMNS = Option(
