@@ -105,7 +105,7 @@ def load_hugging_face(
         f'{source}: the column {column!r} ({saved.describe(column)}) can only'
         ' be the single feature; leave either it or the others'
         f' ({spelling.name_some(others)}) out by'
-        f' {table_options.IGNORED_COLUMNS.name}.'
+        f' {table_options.IGNORED_COLUMNS.name}=NAMES.'
     )
   if encoding is not None:
     raise ValueError(
