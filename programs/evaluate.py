@@ -180,6 +180,7 @@ def evaluate(
   """
   dependencies.require_tff()
   # Imported late: this takes seconds, and wrong flags are found without it.
+  from tff_bn.data import table_encoding
   from tff_bn.programs.results import report
   from tff_bn.programs.runs import run_building
   from tff_bn.programs.testing import detailed_evaluation
@@ -201,7 +202,7 @@ def evaluate(
         # Other labels, such as 0 and 1, could be of another task.
         settings.replaced(task=saved.manifest['task']).load(
             model_evaluation.class_names(saved),
-            model_evaluation.encoding(saved),
+            table_encoding.of_manifest(saved.manifest),
         ),
         client,
     )

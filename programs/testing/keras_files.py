@@ -47,6 +47,11 @@ _TABLE_CODE = [
     "    features += [values == text for text in column['categories']]",
     'x = np.stack(features, axis=-1)',
 ]
+# The lines of this code for embedded categories, in the place of the last but one.
+_EMBEDDED_CODE = [
+    "    numbers = {text: n for n, text in enumerate(column['categories'])}",
+    '    features.append(values.map(numbers).fillna(len(numbers)))',
+]
 _CHANNELS = {1: 'gray', 3: 'RGB'}
 
 
@@ -128,7 +133,7 @@ def usage_code(
   ]
   lines = ['import numpy as np']
   if 'table' in manifest:
-    lines += _TABLE_CODE
+    lines += _table_code(manifest['table'])
   else:
     lines.append(f'# x: {_describe_samples(shape, divisor, image_size)}')
   if image_size is not None:
@@ -164,6 +169,14 @@ def usage_code(
         f'predicted = {_NAMED[task]}',
     ]
   return lines
+
+
+def _table_code(columns: Sequence[Mapping[str, Any]]) -> list[str]:
+  """Returns the lines that make features of a table."""
+  if not any(column.get('embedded') for column in columns):
+    return _TABLE_CODE
+  *before, _, last = _TABLE_CODE
+  return [*before, *_EMBEDDED_CODE, last]
 
 
 def _describe_samples(

@@ -108,6 +108,24 @@ MISSING = Option(
     argument=OWN_NAME,
     conditions=_ONLY_TABLES,
 )
+ONE_HOT = 'one_hot'
+EMBEDDED = 'embedded'
+CATEGORY_FEATURES = {
+    ONE_HOT: 'one feature for each text, which is 0 or 1',
+    EMBEDDED: (
+        'one feature, the number of the text, for which the model learns a'
+        ' vector; for --model=tabular'
+    ),
+}
+CATEGORIES = Option(
+    'categories',
+    value_types.Choice(CATEGORY_FEATURES),
+    'What a column of texts becomes in a table:\n'
+    f'{listing(CATEGORY_FEATURES)}',
+    ONE_HOT,
+    argument=OWN_NAME,
+    conditions=_ONLY_TABLES,
+)
 OPTIONS = (
     LABEL_COLUMN,
     CLIENT_COLUMN,
@@ -115,4 +133,5 @@ OPTIONS = (
     TEST_SHARE,
     IGNORED_COLUMNS,
     MISSING,
+    CATEGORIES,
 )

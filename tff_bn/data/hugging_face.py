@@ -30,6 +30,7 @@ def load_hugging_face(
     image_size: Optional[tuple[int, int]] = None,
     *,
     missing_values: Optional[str] = None,
+    categories: Optional[str] = None,
     encoding: Optional[table_encoding.TableEncoding] = None,
     task: Optional[str] = None,
     is_part: bool = False,
@@ -46,6 +47,7 @@ def load_hugging_face(
     name: `hf:FOLDER`.
     image_size: The height and width to resize images to. Default: no resizing.
     missing_values: What replaces missing values in a table.
+    categories: What a column of texts becomes in a table.
     encoding: How the columns of a table become features. Default: the training
       rows decide.
     task: What a model learns from the labels, see `Dataset`.
@@ -94,6 +96,7 @@ def load_hugging_face(
         name,
         rows,
         missing_values=missing_values,
+        categories=categories,
         encoding=encoding,
         **described,
     )
@@ -112,11 +115,14 @@ def load_hugging_face(
         f'{source} has no table, as the training data had, but the column'
         f' {column!r} of the type {saved.describe(column)}.'
     )
-  if missing_values not in (None, table_options.MISSING.default):
-    raise ValueError(
-        f'{source} has no table, so that'
-        f' {table_options.MISSING.name}={missing_values} has no effect.'
-    )
+  for option, value in (
+      (table_options.MISSING, missing_values),
+      (table_options.CATEGORIES, categories),
+  ):
+    if value not in (None, option.default):
+      raise ValueError(
+          f'{source} has no table, so that {option.name}={value} has no effect.'
+      )
   x = saved.samples(source, column, image_size)
   dataset = rows.to_dataset(
       name, x, is_series=x.ndim == _SERIES_NDIM, **described

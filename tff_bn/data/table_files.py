@@ -192,6 +192,7 @@ def to_dataset(
     clients: Optional[np.ndarray],
     *,
     missing_values: Optional[str] = None,
+    categories: Optional[str] = None,
     encoding: Optional[table_encoding.TableEncoding] = None,
     task: Optional[str] = None,
     is_part: bool = False,
@@ -205,6 +206,7 @@ def to_dataset(
     clients: The ids of the rows' clients, if there is no column of them.
     missing_values: What replaces missing values; see `table_options` for this
       and the other options.
+    categories: What a column of texts becomes.
     encoding: How columns become features. Default: the training rows decide.
     task: What a model learns from the labels, see `Dataset`.
     is_part: Whether the training data may lack classes, see `create_dataset`.
@@ -218,6 +220,7 @@ def to_dataset(
       name,
       rows,
       missing_values=missing_values,
+      categories=categories,
       encoding=encoding,
       task=task,
       is_part=is_part,
@@ -350,6 +353,7 @@ def encoded(
     rows: Rows,
     *,
     missing_values: Optional[str],
+    categories: Optional[str],
     encoding: Optional[table_encoding.TableEncoding],
     **attributes: Any,
 ) -> dataset_lib.Dataset:
@@ -364,6 +368,7 @@ def encoded(
         source,
         rows.features[~rows.is_test],
         missing_values or table_options.MISSING.default,
+        categories or table_options.CATEGORIES.default,
     )
   x = encoding.encode(source, rows.features, is_later=is_later)
   return rows.to_dataset(name, x, table=encoding, **attributes)
