@@ -282,6 +282,7 @@ def _load(
     ValueError: If the data or the model can't be loaded, or does not fit.
   """
   from tff_bn import data as tff_bn_data
+  from tff_bn.data import table_encoding
   from tff_bn.programs.runs import run_building
   from tff_bn.programs.testing import adapted_clients
   from tff_bn.programs.testing import model_evaluation
@@ -297,7 +298,7 @@ def _load(
       # Other labels, such as 0 and 1, could be of another task.
       settings.replaced(task=saved.manifest['task']).load(
           model_evaluation.class_names(saved),
-          model_evaluation.encoding(saved),
+          table_encoding.of_manifest(saved.manifest),
       ),
       client,
   )

@@ -1,8 +1,8 @@
 """The flags of the model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
 from tff_bn.catalog import models
 from tff_bn.catalog import tasks
@@ -46,8 +46,12 @@ class ModelFlags(flag_groups.base_class(*models.OPTIONS)):  # type: ignore[misc]
       input_shape: tuple[int, ...],
       num_outputs: int,
       task: str = tasks.CLASSIFICATION,
+      category_counts: Optional[Mapping[int, int]] = None,
   ) -> 'Callable[[], keras.Model]':
-    """Returns a function that builds the initial models for such samples."""
+    """Returns a function that builds the initial models for such samples.
+
+    `category_counts` are those of the dataset's table.
+    """
     from tff_bn.models import building
     from tff_bn.models import initial_model
 
@@ -56,6 +60,9 @@ class ModelFlags(flag_groups.base_class(*models.OPTIONS)):  # type: ignore[misc]
     if self.initial_model is not None:
       build, name = initial_model.initial_model_fn, self.initial_model
     arguments = self.arguments(ModelFlags)
+    # The architecture of a file says itself what it does with the features.
+    if category_counts and self.initial_model is None:
+      arguments['category_counts'] = category_counts
     try:
       return build(name, input_shape, num_outputs, task=task, **arguments)
     except ValueError as error:

@@ -24,6 +24,7 @@ from tff_bn.catalog import algorithms as algorithms_lib
 from tff_bn.catalog import models
 from tff_bn.common import cores
 from tff_bn.data import labels
+from tff_bn.data import table_encoding
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.models import initial_model
@@ -71,6 +72,7 @@ def build_model(
       data.dataset.input_shape,
       data.task,
       data.num_outputs,
+      data.dataset.table,
       # Weights of classes are for the training only.
       **settings.class_weights(data),
   )
@@ -81,10 +83,16 @@ def _build_model(
     input_shape: tuple[int, ...],
     task: str,
     num_outputs: int,
+    table: Optional[table_encoding.TableEncoding],
     **more: Any,
 ) -> BatchNormModel:
   """Builds a model; `more` are further arguments of `BatchNormModel`."""
-  keras_model_fn = settings.build_model_fn(input_shape, num_outputs, task)
+  keras_model_fn = settings.build_model_fn(
+      input_shape,
+      num_outputs,
+      task,
+      None if table is None else table.category_counts,
+  )
   batch_norm = algorithms_lib.find(settings.algorithm).batch_norm
   if batch_norm is not None:
     keras_model_fn = functools.partial(
@@ -146,6 +154,7 @@ def load_models(
       tuple(saved.manifest['input_shape']),
       saved.manifest['task'],
       saved.manifest['num_outputs'],
+      table_encoding.of_manifest(saved.manifest),
   )
   return saved, model
 

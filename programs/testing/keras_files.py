@@ -49,6 +49,11 @@ _TABLE_CODE = [
     "    features += [values == text for text in column['categories']]",
     'x = np.stack(features, axis=-1)',
 ]
+# The lines of this code for embedded categories, in the place of the last but one.
+_EMBEDDED_CODE = [
+    "    numbers = {text: n for n, text in enumerate(column['categories'])}",
+    '    features.append(values.map(numbers).fillna(len(numbers)))',
+]
 _CHANNELS = {1: 'gray', 3: 'RGB'}
 
 
@@ -192,7 +197,7 @@ def _scaled_samples(
   divisor = manifest['divisor']
   lines = ['import numpy as np']
   if 'table' in manifest:
-    lines += _TABLE_CODE
+    lines += _table_code(manifest['table'])
   else:
     described = _describe_samples(manifest['input_shape'], divisor, image_size)
     lines.append(f'# x: {described}')
@@ -216,6 +221,14 @@ def _scaled_samples(
       lines.append(f'{name} = np.float32({value})')
     lines.append('x = (x - mean) / deviation')
   return lines
+
+
+def _table_code(columns: Sequence[Mapping[str, Any]]) -> list[str]:
+  """Returns the lines that make features of a table."""
+  if not any(column.get('embedded') for column in columns):
+    return _TABLE_CODE
+  *before, _, last = _TABLE_CODE
+  return [*before, *_EMBEDDED_CODE, last]
 
 
 def _describe_samples(

@@ -14,7 +14,6 @@ from tff_bn.catalog import tasks
 from tff_bn.common import progress
 from tff_bn.data import classes
 from tff_bn.data import dataset as dataset_lib
-from tff_bn.data import table_encoding
 from tff_bn.keras_model import model_metrics
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
@@ -40,16 +39,6 @@ def class_names(saved: saved_models.SavedModels) -> Optional[tuple[str, ...]]:
   if names is None or num_classes is None:
     return None
   return tuple(names) or classes.numbers(num_classes)
-
-
-def encoding(
-    saved: saved_models.SavedModels,
-) -> Optional[table_encoding.TableEncoding]:
-  """Returns how a run's table became features; None if it had none."""
-  columns = saved.manifest.get('table')
-  if columns is None:
-    return None
-  return table_encoding.TableEncoding.from_json(columns)
 
 
 def numbers(model: BatchNormModel) -> list[str]:

@@ -21,7 +21,6 @@ from tff_bn.data import images
 from tff_bn.data import table_encoding
 from tff_bn.data import table_files
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
-from tff_bn.programs.testing import model_evaluation
 from tff_bn.training import saved_models
 
 _BATCH_SIZE = 256
@@ -82,7 +81,7 @@ def read(
     ValueError: If a file can't be read, or its samples do not fit the model.
   """
   manifest = saved.manifest
-  encoding = model_evaluation.encoding(saved)
+  encoding = table_encoding.of_manifest(saved.manifest)
   samples = [
       sample
       for path in paths

@@ -273,7 +273,7 @@ def test_files_and_folders(tmp_path):
   refused(f'csv:{tmp_path}/c.csv', 'is no readable CSV file')
   with pytest.raises(ValueError, match='label_column=.*is for tables'):
     tff_bn_data.load_dataset('digits', label_column=['y'])
-  with pytest.raises(ValueError, match='is a table; use one folder'):
+  with pytest.raises(ValueError, match='is read by its columns; use one'):
     tff_bn_data.load_dataset(f'domains:a=csv:{tmp_path}/a.csv,b=digits')
 
 

@@ -52,6 +52,7 @@ _NEVER_IMPORTED = {
     'dp-accounting': {'mpmath'},
     'databricks-sdk': {'google-auth'},
     'etils': {'einops'},
+    'huggingface-hub': {'hf-xet'},
     'mlflow-skinny': {'gitpython', 'python-dotenv', 'uvicorn'},
     'tensorflow': {'google-pasta', 'libclang'},
     'tensorflow-datasets': {'array-record', 'pyarrow', 'simple-parsing'},
@@ -166,6 +167,7 @@ def test_pins_are_complete_consistent_and_needed():
     [
         ('ray', [('tff-bn', 'ray')]),
         ('docs', [(name, '') for name in ('furo', 'myst-parser', 'sphinx')]),
+        ('files', [('datasets', ''), ('pyarrow', '')]),
         ('logging', [('mlflow-skinny', ''), ('wandb', '')]),
     ],
 )
@@ -176,7 +178,8 @@ def test_added_pins_are_complete_and_needed(
   file = f'requirements-{kind}.txt'
   added = dict(line.split('==') for line in _lines(file))
   # Installed by `make test` only.
-  if kind == 'logging' and importlib.util.find_spec('wandb') is None:
+  installs = {'logging': 'wandb', 'files': 'datasets'}.get(kind)
+  if installs and importlib.util.find_spec(installs) is None:
     pytest.skip(f'{file} is not installed')
   pins = {
       **_pins(markers.default_environment()['python_version']),

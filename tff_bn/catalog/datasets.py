@@ -6,6 +6,7 @@ scalings of its pixels in `tff_bn.data.scaling`.
 
 from collections.abc import Callable
 import dataclasses
+import json
 import os
 import re
 from typing import Any, NamedTuple, Optional
@@ -329,6 +330,9 @@ DATASETS: Parts[Source] = Parts(
 )
 NPZ_SUFFIX = '.npz'
 NPY_SUFFIX = '.npy'
+TRAIN_SPLIT = 'train'
+# The first of these splits that a dataset has is the test data.
+TEST_SPLITS = ('test', 'validation')
 # The arrays of an archive that give the ids of clients.
 CLIENT_ARRAYS = ('client_train', 'client_test')
 
@@ -421,6 +425,17 @@ PARQUET = Source(
     takes_task=True,
     takes_encoding=True,
 )
+HF = Source(
+    'hf',
+    'a folder written by save_to_disk of Hugging Face datasets, with'
+    ' --label_column: pictures, arrays or a table; needs the package datasets',
+    f'{_ROOM}.hugging_face:load_hugging_face',
+    (IMAGE_SIZE, *table_options.OPTIONS),
+    form=_PATH,
+    takes_parts=True,
+    takes_task=True,
+    takes_encoding=True,
+)
 IDX = Source(
     'idx',
     'the files in which MNIST, Fashion-MNIST, KMNIST and EMNIST are published,'
@@ -456,6 +471,7 @@ KINDS = {
         FOLDER,
         CSV,
         PARQUET,
+        HF,
         IDX,
         GENERATED,
         DOMAINS,
@@ -521,9 +537,36 @@ def has_clients(options: Any) -> bool:
 
 
 def has_tables(name: str) -> bool:
-  """Whether a dataset is a table."""
+  """Whether a dataset has columns, such as a table."""
   kind = find_kind(name)
   return kind is not None and kind.takes_encoding
+
+
+def saved_splits(path: str) -> list[str]:
+  """Returns the splits of a `DatasetDict` of Hugging Face in a folder.
+
+  Empty if it has a single `Dataset`, or can't be read.
+  """
+  file = os.path.join(path, 'dataset_dict.json')
+  # Reading from a pipe may last forever.
+  if not os.path.isfile(file):
+    return []
+  try:
+    with open(file, encoding='utf-8') as opened:
+      splits = json.load(opened)['splits']
+  # A damaged file may have anything; the error comes when it is loaded.
+  except (OSError, ValueError, LookupError, TypeError):
+    return []
+  return list(map(str, splits)) if isinstance(splits, list) else []
+
+
+def has_test_split(name: str) -> bool:
+  """Whether a dataset with columns has test data of its own."""
+  if find_kind(name) is not HF:
+    return False
+  return not set(TEST_SPLITS).isdisjoint(
+      saved_splits(os.path.expanduser(path(name)))
+  )
 
 
 def is_downloaded(name: str) -> bool:
@@ -576,7 +619,7 @@ class DatasetName(PartName):
           self.parse(source)
           if has_tables(source):
             raise ValueError(
-                'is a table; use one folder of tables or'
+                'is read by its columns; use one folder of tables or'
                 f' --{table_options.CLIENT_COLUMN.name}.'
             )
         except ValueError as error:

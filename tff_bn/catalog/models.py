@@ -55,12 +55,16 @@ class Model(Part):
     outputs: The form of its output, a key of `OUTPUTS`. For a user's model, its
       actual output counts.
     has_residual_blocks: Whether the normalization `fixup` is possible.
+    takes_categories: Whether its function gets `category_counts`, too: the
+      position of each feature of a sample that is the number of a category, and
+      how many categories it has.
   """
 
   samples: Optional[str] = None
   smallest: int = 1
   outputs: str = VECTOR
   has_residual_blocks: bool = False
+  takes_categories: bool = False
 
   def __post_init__(self):
     if self.smallest > 1 and self.samples is None:
@@ -185,9 +189,11 @@ MODELS: Parts[Model] = Parts(
     ),
     Model(
         'tabular',
-        '2 hidden layers of 64 and 32 neurons; for tables of features',
+        '2 hidden layers of 64 and 32 neurons; for tables of features, with'
+        ' embedded categories, too',
         f'{_ROOM}.perceptrons:build_tabular',
         samples=VECTORS,
+        takes_categories=True,
     ),
     Model(
         'conv1d',

@@ -16,11 +16,26 @@ def _reads_tables(options: Any) -> bool:
   return datasets.has_tables(options.dataset)
 
 
+def _lacks_test_split(options: Any) -> bool:
+  from tff_bn.catalog import datasets
+
+  return not datasets.has_test_split(options.dataset)
+
+
 _ONLY_TABLES = (
     Condition(
         'dataset',
         _reads_tables,
-        'has no effect with --dataset={}; it is for csv:PATH and parquet:PATH',
+        'has no effect with --dataset={}; it is for csv:PATH, parquet:PATH and'
+        ' hf:PATH',
+    ),
+)
+_ONLY_WITHOUT_TEST_SPLIT = (
+    *_ONLY_TABLES,
+    Condition(
+        'dataset',
+        _lacks_test_split,
+        'has no effect with --dataset={}, which has a split of test data',
     ),
 )
 _COLUMNS = value_types.List(value_types.TEXT)
@@ -51,7 +66,7 @@ TEST_COLUMN = Option(
     ' 1, or false or true',
     default_text='none, see --test_share',
     argument=OWN_NAME,
-    conditions=_ONLY_TABLES,
+    conditions=_ONLY_WITHOUT_TEST_SPLIT,
     excludes='test_share',
 )
 TEST_SHARE = Option(
@@ -61,7 +76,7 @@ TEST_SHARE = Option(
     ' test data without --test_column. The same rows in every run',
     0.2,
     argument=OWN_NAME,
-    conditions=_ONLY_TABLES,
+    conditions=_ONLY_WITHOUT_TEST_SPLIT,
     excludes='test_column',
 )
 IGNORED_COLUMNS = Option(
@@ -93,6 +108,24 @@ MISSING = Option(
     argument=OWN_NAME,
     conditions=_ONLY_TABLES,
 )
+ONE_HOT = 'one_hot'
+EMBEDDED = 'embedded'
+CATEGORY_FEATURES = {
+    ONE_HOT: 'one feature for each text, which is 0 or 1',
+    EMBEDDED: (
+        'one feature, the number of the text, for which the model learns a'
+        ' vector; for --model=tabular'
+    ),
+}
+CATEGORIES = Option(
+    'categories',
+    value_types.Choice(CATEGORY_FEATURES),
+    'What a column of texts becomes in a table:\n'
+    f'{listing(CATEGORY_FEATURES)}',
+    ONE_HOT,
+    argument=OWN_NAME,
+    conditions=_ONLY_TABLES,
+)
 OPTIONS = (
     LABEL_COLUMN,
     CLIENT_COLUMN,
@@ -100,4 +133,5 @@ OPTIONS = (
     TEST_SHARE,
     IGNORED_COLUMNS,
     MISSING,
+    CATEGORIES,
 )

@@ -57,6 +57,9 @@ def _standardized(
 ) -> dataset_lib.Scaling:
   center, spread = _moments(dataset.x_train, indices)
   deviation: np.ndarray = spread.astype(np.float32)
+  # Numbers of categories are no quantities.
+  categories = _category_features(dataset)
+  center[categories], deviation[categories] = 0, 1
   constant = deviation == 0
   if len(dataset.input_shape) == 3 and constant.any():
     raise ValueError(
@@ -72,6 +75,11 @@ def _standardized(
   )
 
 
+def _category_features(dataset: dataset_lib.Dataset) -> list[int]:
+  """Returns the positions of the features that are numbers of categories."""
+  return [] if dataset.table is None else list(dataset.table.category_counts)
+
+
 # They build the scaling of a dataset, given the positions of the training
 # samples from which means and deviations come. Values of type uint8 are scaled
 # to [0, 1] first.
@@ -85,7 +93,8 @@ PIXEL_SCALINGS = Parts(
     Part(
         'standardized',
         'minus the mean of the channel, or of the feature, divided by its'
-        " standard deviation, over the training clients' data",
+        " standard deviation, over the training clients' data; embedded"
+        ' categories stay as they are',
         _standardized,
     ),
 )
@@ -129,11 +138,12 @@ def small_features(dataset: dataset_lib.Dataset) -> int:
   A feature is small if its largest absolute value in the training samples is
   less than a `LARGEST_RATIO`-th of the largest feature's. The count is 0 if
   fewer than a quarter of the features are small, or if the samples are images.
-  Constant features do not count.
+  Constant features and numbers of categories do not count.
   """
   if len(dataset.input_shape) == 3:
     return 0
   x = dataset.x_train.reshape(-1, dataset.input_shape[-1])
+  x = np.delete(x, _category_features(dataset), axis=-1)
   low, high = (extreme(x, axis=0).astype(float) for extreme in (np.min, np.max))
   sizes = np.maximum(-low, high)[low < high]
   if not sizes.size:

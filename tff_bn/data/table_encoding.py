@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import math
 from typing import TYPE_CHECKING, Any, Optional, Self
@@ -39,16 +39,29 @@ class Column:
     categories: The texts that it has, each of which becomes a feature that is 0
       or 1. None: it has numbers.
     fill: The number that replaces missing ones. None: they are errors.
+    is_embedded: Whether the categories become one feature instead: the position
+      of the text, or the number of texts for any other text.
   """
 
   name: str
   categories: Optional[tuple[str, ...]] = None
   fill: Optional[float] = None
+  is_embedded: bool = False
 
   @property
   def num_features(self) -> int:
     """The number of features."""
-    return 1 if self.categories is None else len(self.categories)
+    if self.categories is None or self.is_embedded:
+      return 1
+    return len(self.categories)
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns the column for a file."""
+    values = dataclasses.asdict(self)
+    # Files and fingerprints of earlier versions have no such key.
+    if not values.pop('is_embedded'):
+      return values
+    return {**values, 'embedded': True}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +76,17 @@ class TableEncoding:
 
   def to_json(self) -> list[dict[str, Any]]:
     """Returns the encoding for a file."""
-    return [dataclasses.asdict(column) for column in self.columns]
+    return [column.to_json() for column in self.columns]
+
+  @property
+  def category_counts(self) -> dict[int, int]:
+    """The position of each feature that is a category -> how many it has."""
+    counts, position = {}, 0
+    for column in self.columns:
+      if column.is_embedded and column.categories is not None:
+        counts[position] = len(column.categories)
+      position += column.num_features
+    return counts
 
   @classmethod
   def from_json(cls, columns: Sequence[dict[str, Any]]) -> Self:
@@ -76,28 +99,48 @@ class TableEncoding:
                 if column['categories'] is None
                 else tuple(column['categories']),
                 column['fill'],
+                column.get('embedded', False),
             )
             for column in columns
         )
     )
 
   @classmethod
-  def fit(cls, source: str, table: pd.DataFrame, missing: str) -> Self:
+  def fit(
+      cls,
+      source: str,
+      table: pd.DataFrame,
+      missing: str,
+      categories: str = table_options.ONE_HOT,
+  ) -> Self:
     """Decides how the columns of the training data are encoded.
 
     Args:
       source: The beginning of errors, which names the dataset.
       table: The features of the training data.
       missing: A key of `table_options.MISSING_VALUES`.
+      categories: A key of `table_options.CATEGORY_FEATURES`.
 
     Raises:
-      ValueError: If there are no columns, or one can't be encoded.
+      ValueError: If there are no columns, or one can't be encoded, or no column
+        has texts to embed.
     """
     if not len(table.columns):
       raise ValueError(f'{source}: there are no columns of features.')
+    columns = tuple(
+        _fit_column(source, table[name], missing) for name in table.columns
+    )
+    if categories == table_options.ONE_HOT:
+      return cls(columns)
+    if all(column.categories is None for column in columns):
+      raise ValueError(
+          f'{source} has no columns of texts, so that'
+          f' {table_options.CATEGORIES.name}={categories} has no effect.'
+      )
     return cls(
         tuple(
-            _fit_column(source, table[name], missing) for name in table.columns
+            dataclasses.replace(c, is_embedded=c.categories is not None)
+            for c in columns
         )
     )
 
@@ -106,7 +149,8 @@ class TableEncoding:
   ) -> np.ndarray:
     """Returns the features of rows, float32 of shape `[n, features]`.
 
-    A category that the training data lacks has only zeros.
+    A category that the training data lacks has only zeros, or, embedded, the
+    number of categories.
 
     Args:
       source: The beginning of errors, which names the table.
@@ -138,6 +182,12 @@ class TableEncoding:
       )
       start = end
     return features
+
+
+def of_manifest(manifest: Mapping[str, Any]) -> Optional[TableEncoding]:
+  """Returns how a run's table became features; None if it had none."""
+  columns = manifest.get('table')
+  return None if columns is None else TableEncoding.from_json(columns)
 
 
 def row_name(index: pd.Index, are_meant: Any) -> str:
@@ -198,7 +248,12 @@ def _encode_column(
       allows_missing=_MISSING in column.categories,
       is_later=is_later,
   )
-  return np.asarray(texts[:, np.newaxis] == np.array(column.categories, object))
+  categories = np.array(column.categories, object)
+  if column.is_embedded:
+    numbers = {text: number for number, text in enumerate(categories)}
+    positions = [numbers.get(text, len(categories)) for text in texts]
+    return np.array(positions)[:, np.newaxis]
+  return np.asarray(texts[:, np.newaxis] == categories)
 
 
 def _numbers(values: pd.Series) -> np.ndarray:

@@ -7,7 +7,7 @@ import csv
 import gzip
 import os
 import re
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -46,7 +46,7 @@ def load_csv(name: str, **options: Any) -> dataset_lib.Dataset:
 
   Args:
     name: `csv:PATH`.
-    **options: See `_to_dataset`.
+    **options: See `to_dataset`.
 
   Returns:
     The dataset. Its samples are vectors of features.
@@ -85,7 +85,7 @@ def _load(
   table, clients = read(source, path, options.get('client_column'))
   if not len(table):
     raise ValueError(f'{source}: the table has no rows.')
-  return _to_dataset(name, table, clients, **options)
+  return to_dataset(name, table, clients, **options)
 
 
 def _read_csv(
@@ -186,7 +186,80 @@ def _read_parquet(
     ) from error
 
 
-def _to_dataset(
+def to_dataset(
+    name: str,
+    table: pd.DataFrame,
+    clients: Optional[np.ndarray],
+    *,
+    missing_values: Optional[str] = None,
+    categories: Optional[str] = None,
+    encoding: Optional[table_encoding.TableEncoding] = None,
+    task: Optional[str] = None,
+    is_part: bool = False,
+    **options: Any,
+) -> dataset_lib.Dataset:
+  """Makes the dataset of a table.
+
+  Args:
+    name: The dataset's name.
+    table: The table.
+    clients: The ids of the rows' clients, if there is no column of them.
+    missing_values: What replaces missing values; see `table_options` for this
+      and the other options.
+    categories: What a column of texts becomes.
+    encoding: How columns become features. Default: the training rows decide.
+    task: What a model learns from the labels, see `Dataset`.
+    is_part: Whether the training data may lack classes, see `create_dataset`.
+    **options: The other options, see `read_rows`.
+
+  Raises:
+    ValueError: If a column is missing or can't be used.
+  """
+  rows = read_rows(name, table, clients, is_part=is_part, **options)
+  return encoded(
+      name,
+      rows,
+      missing_values=missing_values,
+      categories=categories,
+      encoding=encoding,
+      task=task,
+      is_part=is_part,
+  )
+
+
+class Rows(NamedTuple):
+  """What the columns of a table say about its rows.
+
+  Attributes:
+    is_test: Whether each row is test data.
+    y: The labels.
+    class_names: The names of the classes, or of several columns of labels.
+    groups: The attributes of `Dataset` about the clients.
+    features: The other columns.
+  """
+
+  is_test: np.ndarray
+  y: np.ndarray
+  class_names: tuple[str, ...]
+  groups: dict[str, Any]
+  features: pd.DataFrame
+
+  def to_dataset(
+      self, name: str, x: np.ndarray, **attributes: Any
+  ) -> dataset_lib.Dataset:
+    """Returns the dataset, given the samples; see `create_dataset`."""
+    is_test = self.is_test
+    return dataset_lib.create_dataset(
+        name,
+        x[~is_test],
+        self.y[~is_test],
+        x[is_test],
+        self.y[is_test],
+        **{'class_names': self.class_names, **self.groups, **attributes},
+    )
+
+
+def read_rows(
     name: str,
     table: pd.DataFrame,
     clients: Optional[np.ndarray],
@@ -196,12 +269,10 @@ def _to_dataset(
     test_column: Optional[str] = None,
     test_share: Optional[float] = None,
     ignored_columns: Optional[Sequence[str]] = None,
-    missing_values: Optional[str] = None,
-    encoding: Optional[table_encoding.TableEncoding] = None,
-    task: Optional[str] = None,
+    is_test: Optional[np.ndarray] = None,
     is_part: bool = False,
-) -> dataset_lib.Dataset:
-  """Makes the dataset of a table.
+) -> Rows:
+  """Reads the columns that are no features.
 
   Args:
     name: The dataset's name.
@@ -213,9 +284,7 @@ def _to_dataset(
     test_column: The column that says which rows are test data.
     test_share: The share of test data without such a column.
     ignored_columns: Columns that are no features.
-    missing_values: What replaces missing values.
-    encoding: How columns become features. Default: the training rows decide.
-    task: What a model learns from the labels, see `Dataset`.
+    is_test: Whether each row is test data, if the table says so itself.
     is_part: Whether the training data may lack classes, see `create_dataset`.
 
   Raises:
@@ -253,7 +322,9 @@ def _to_dataset(
     )
   if client_column is not None:
     clients = _ids(source, client_column, table[client_column])
-  if test_column is not None:
+  if is_test is not None:
+    pass
+  elif test_column is not None:
     is_test = _read_is_test(source, test_column, table[test_column])
   else:
     share = table_options.TEST_SHARE.default
@@ -263,15 +334,6 @@ def _to_dataset(
   for which, rows in (('training', ~is_test), ('test', is_test)):
     if not rows.any():
       raise ValueError(f'{source} has no {which} rows.')
-  features = table.drop(columns=used)
-  is_later = encoding is not None
-  if encoding is None:
-    encoding = table_encoding.TableEncoding.fit(
-        source,
-        features[~is_test],
-        missing_values or table_options.MISSING.default,
-    )
-  x = encoding.encode(source, features, is_later=is_later)
   y, class_names = _labels(
       source, table[list(label_column)], is_test, is_part=is_part
   )
@@ -283,18 +345,33 @@ def _to_dataset(
         clients[is_test],
         (int((~is_test).sum()), int(is_test.sum())),
     )
-  return dataset_lib.create_dataset(
-      name,
-      x[~is_test],
-      y[~is_test],
-      x[is_test],
-      y[is_test],
-      task=task,
-      is_part=is_part,
-      class_names=class_names,
-      table=encoding,
-      **groups,
-  )
+  return Rows(is_test, y, class_names, groups, table.drop(columns=used))
+
+
+def encoded(
+    name: str,
+    rows: Rows,
+    *,
+    missing_values: Optional[str],
+    categories: Optional[str],
+    encoding: Optional[table_encoding.TableEncoding],
+    **attributes: Any,
+) -> dataset_lib.Dataset:
+  """Makes the dataset of rows whose features are numbers and texts.
+
+  See `to_dataset`; `attributes` are those of `create_dataset`.
+  """
+  source = f'dataset={name}'
+  is_later = encoding is not None
+  if encoding is None:
+    encoding = table_encoding.TableEncoding.fit(
+        source,
+        rows.features[~rows.is_test],
+        missing_values or table_options.MISSING.default,
+        categories or table_options.CATEGORIES.default,
+    )
+  x = encoding.encode(source, rows.features, is_later=is_later)
+  return rows.to_dataset(name, x, table=encoding, **attributes)
 
 
 def _columns(table: pd.DataFrame) -> str:

@@ -17,9 +17,8 @@ from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import images
 from tff_bn.data import tfds_features
 
-_TRAIN = 'train'
-# The first of these that a dataset has is the test data.
-_TEST = ('test', 'validation')
+_TRAIN = datasets.TRAIN_SPLIT
+_TEST = datasets.TEST_SPLITS
 _TIMEOUT_SECONDS = 10
 
 

@@ -1,6 +1,6 @@
 """Builds models by name and checks them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import functools
 import inspect
@@ -11,6 +11,7 @@ import numpy as np
 
 from tff_bn.catalog import datasets
 from tff_bn.catalog import models
+from tff_bn.catalog import table_options
 from tff_bn.catalog import tasks
 from tff_bn.catalog import value_types
 from tff_bn.common import checks
@@ -37,6 +38,7 @@ def build_model_fn(
     frozen_layers: Optional[str] = None,
     *,
     task: str = tasks.CLASSIFICATION,
+    category_counts: Optional[Mapping[int, int]] = None,
 ) -> Callable[[], keras.Model]:
   """Returns a function that builds untrained models.
 
@@ -70,6 +72,9 @@ def build_model_fn(
       `tff_bn.freeze_layers`. Default: all layers are trained.
     task: A key of `tff_bn.catalog.tasks.TASKS`. It decides the shape of the
       model's output.
+    category_counts: The position of each feature of a sample that is the number
+      of a category, and how many categories it has: `category_counts` of a
+      dataset's `table`. Default: there are none.
 
   Returns:
     A function without arguments that returns a new `keras.Model`.
@@ -93,7 +98,9 @@ def build_model_fn(
   # Keras takes no integers of NumPy.
   input_shape = tuple(int(size) for size in input_shape)
   num_outputs = int(num_outputs)
-  build = _builder(name, input_shape, num_outputs, normalization, task)
+  build = _builder(
+      name, input_shape, num_outputs, normalization, task, category_counts
+  )
   subject = f'model={name}'
   for option, value in (
       (models.PRECISION, precision),
@@ -186,6 +193,7 @@ def _builder(
     num_outputs: int,
     normalization: str,
     task: str,
+    category_counts: Optional[Mapping[int, int]],
 ) -> Callable[[], keras.Model]:
   """Returns a function that builds the model in float32, without encodings."""
   models.MODEL.check(name)
@@ -201,7 +209,7 @@ def _builder(
           f'normalization=fixup is impossible with model={name}; it initializes'
           f' residual blocks, so use model={" or ".join(models.FIXUP_MODELS)}.'
       )
-    arguments = {'normalization': normalization}
+    arguments: dict[str, Any] = {'normalization': normalization}
     needed = models.needed_outputs(task)
     if model.outputs != needed:
       raise ValueError(
@@ -211,8 +219,24 @@ def _builder(
       )
   else:
     arguments = _normalization_argument(name, build, normalization)
+  if category_counts:
+    _check_categories(model)
+    arguments['category_counts'] = dict(category_counts)
   _check_input_shape(model, input_shape, task)
   return functools.partial(build, input_shape, num_outputs, **arguments)
+
+
+def _check_categories(model: models.Model) -> None:
+  """Checks that a model embeds categories."""
+  if model.takes_categories:
+    return
+  able = [n for n, model in models.MODELS.items() if model.takes_categories]
+  option = table_options.CATEGORIES.name
+  raise ValueError(
+      f'{option}={table_options.EMBEDDED} is impossible with'
+      f' model={model.name}, which embeds no categories; use'
+      f' model={" or ".join(able)}, or {option}={table_options.ONE_HOT}.'
+  )
 
 
 @contextlib.contextmanager
