@@ -121,6 +121,16 @@ def test_fed_bn_in_your_keras_model(run):
 
 
 @pytest.mark.slow
+def test_hospitals(run, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)  # The notebook changes it, too.
+  printed = run('hospitals', [('ROUNDS = 30', 'ROUNDS = 15')])
+  assert _percent('fedbn: ', printed) > _percent('fedavg: ', printed) + 10
+  assert re.search(r'type_\d, as it should be', printed)
+  before, after = re.findall(r'^\| paris .* ([\d.]+) \|$', printed, re.M)
+  assert min(float(before), float(after)) > 70
+
+
+@pytest.mark.slow
 def test_why_batch_norm_breaks(run):
   # Plots are shown by a kernel only.
   printed = run('why_batch_norm_breaks', [('%matplotlib inline', '')])

@@ -49,7 +49,7 @@ _TABLE_CODE = [
     "    features += [values == text for text in column['categories']]",
     'x = np.stack(features, axis=-1)',
 ]
-# The lines of this code for embedded categories, in the place of the last but one.
+# The lines of this code for embedded categories, instead of the last but one.
 _EMBEDDED_CODE = [
     "    numbers = {text: n for n, text in enumerate(column['categories'])}",
     '    features.append(values.map(numbers).fillna(len(numbers)))',

@@ -35,6 +35,7 @@ from tff_bn.training import checkpoints
 from tff_bn.training import client_state_codec
 from tff_bn.training import client_state_store
 from tff_bn.training import evaluation
+from tff_bn.training import folder_lock
 from tff_bn.training import manifests
 from tff_bn.training import measures
 from tff_bn.training import metrics_log
@@ -981,6 +982,15 @@ class TestEventLoops:
     assert set(contexts) == {context}
 
   @pytest.mark.usefixtures('interruptible')
+  def test_claimed_folder_inside_a_running_event_loop(self, model, tmp_path):
+    """As a program that is called in a notebook claims it."""
+
+    async def call():
+      with folder_lock.claim(tmp_path):
+        return _train(model, tmp_path, config=_config(rounds=1))
+
+    assert asyncio.run(call()).rows[-1]['round'] == 1
+
   def test_interrupt_inside_a_running_event_loop(self, model, tmp_path):
     process = training_fakes.build_process(model, False)
     main_thread = threading.get_ident()

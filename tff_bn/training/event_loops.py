@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 import concurrent.futures
 import contextlib
+import contextvars
 import threading
 from typing import TypeVar
 import warnings
@@ -37,7 +38,8 @@ def call_outside_of_event_loops(
       return fn(stop)
 
   with concurrent.futures.ThreadPoolExecutor(max_workers=1) as executor:
-    future = executor.submit(call_in_thread)
+    # The thread may use what the caller has claimed, see `folder_lock`.
+    future = executor.submit(contextvars.copy_context().run, call_in_thread)
     try:
       return future.result()
     except BaseException:
