@@ -12,8 +12,8 @@ import tensorflow_federated as tff
 import training_example
 
 from tff_bn import algorithms
-from tff_bn.keras_model import raw_inputs
 from tff_bn import training
+from tff_bn.keras_model import raw_inputs
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
