@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tff_bn import training
 from tff_bn.common import dataset_options
+from tff_bn.keras_model import raw_inputs
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.processes.stateful_process import StatefulLearningProcess
@@ -301,7 +302,10 @@ def snapshot(run_dir):
 
 
 def load_client(run_dir, client_id):
-  """Loads a client's own model, as a user with Keras and NumPy can do it."""
+  """Loads a client's own model, as a user with Keras and NumPy can do it.
+
+  The model takes the samples of the training, also if the file takes raw ones.
+  """
   manifest = json.loads((run_dir / 'model/manifest.json').read_bytes())
   records = np.load(run_dir / 'model/clients.npy', mmap_mode='r')
   assert len(records) == len(manifest['clients'])
@@ -312,7 +316,7 @@ def load_client(run_dir, client_id):
     # A name ends with the position.
     weights[int(name.rpartition('_')[2])] = np.array(record[name])
   model.set_weights(weights)
-  return model
+  return raw_inputs.unwrap(model)
 
 
 def files(folder):
