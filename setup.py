@@ -107,6 +107,8 @@ setuptools.setup(
             # The plots of report.html.
             'vl-convert-python>=1.7',
         ],
+        # For --dataset=parquet: and hf:, in addition to `federated`.
+        'files': ['datasets>=4.0', 'pyarrow>=20.0'],
         # For several machines, in addition to `federated`.
         'ray': ['cloudpickle>=2.2', 'ray>=2.60'],
     },

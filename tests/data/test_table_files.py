@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from tff_bn import data as tff_bn_data
+from tff_bn.data import scaling
 from tff_bn.data import table_encoding
 from tff_bn.data import table_files
 
@@ -333,3 +334,49 @@ class TestParquet:
     monkeypatch.setattr(pd, 'read_parquet', read_parquet)
     with pytest.raises(ValueError, match='pip install pyarrow'):
       self._load(tmp_path / 'a.parquet')
+
+
+class TestEmbedded:
+
+  def test_a_file(self, tmp_path):
+    text = _TEXT.replace('70,d', '70,').replace('40,m', '40,x')
+    found = _load(
+        tmp_path / 'a.csv', text, categories='embedded', missing_values='mean'
+    )
+    # Age; the sexes '', f and m; steps. The test row has an unknown one.
+    np.testing.assert_array_equal(
+        found.x_train,
+        np.float32([[30, 1, 1.5], [50, 1, 3.5], [70, 0, 4.5], [20, 2, 0.5]]),
+    )
+    np.testing.assert_array_equal(found.x_test, [[40, 3, 2.5]])
+    assert found.table.category_counts == {1: 3}
+    columns = found.table.to_json()
+    assert ['embedded' in column for column in columns] == [False, True, False]
+    assert table_encoding.TableEncoding.from_json(columns) == found.table
+    again = _load(
+        tmp_path / 'a.csv', text.replace(',f,', ',m,'), encoding=found.table
+    )
+    np.testing.assert_array_equal(again.x_train[:, 1], [2, 2, 0, 2])
+
+  def test_scaling_keeps_the_numbers(self, tmp_path):
+    found = _load(tmp_path / 'a.csv', categories='embedded')
+    scaled = scaling.pixel_scaling('standardized', found, np.arange(4))
+    numbers = found.x_train[:, [0, 2]].astype(float)
+    np.testing.assert_allclose(scaled.mean[[0, 2]], numbers.mean(axis=0))
+    np.testing.assert_allclose(scaled.deviation[[0, 2]], numbers.std(axis=0))
+    assert scaled.mean[1] == 0 and scaled.deviation[1] == 1
+
+  def test_positions_of_several_columns(self):
+    table = pd.DataFrame(dict(a=['x', 'y'], b=[1, 2], c=['u', 'u']))
+    encoding = table_encoding.TableEncoding.fit('t', table, 'error', 'embedded')
+    assert encoding.category_counts == {0: 2, 2: 1}
+    one_hot = table_encoding.TableEncoding.fit('t', table, 'error')
+    assert one_hot.category_counts == {}
+    # As files of earlier versions have them.
+    assert one_hot.to_json()[0] == dict(
+        name='a', categories=('x', 'y'), fill=None
+    )
+
+  def test_without_texts(self, tmp_path):
+    with pytest.raises(ValueError, match='no columns of texts.*=embedded has'):
+      _load(tmp_path / 'a.csv', categories='embedded', ignored_columns=['sex'])

@@ -36,8 +36,19 @@ def _patients(seed, hospitals, size=20):
   return table
 
 
-@pytest.fixture(name='table_run', scope='module')
-def fixture_table_run(tmp_path_factory):
+@pytest.fixture(
+    name='table_run',
+    scope='module',
+    params=[
+        (),
+        pytest.param(
+            ('--categories=embedded', '--model=tabular'),
+            marks=pytest.mark.slow,
+            id='embedded',
+        ),
+    ],
+)
+def fixture_table_run(tmp_path_factory, request):
   folder = tmp_path_factory.mktemp('tables')
   _patients(0, ['a', 'b', 'c']).to_csv(folder / 'patients.csv', index=False)
   arguments = [
@@ -49,6 +60,7 @@ def fixture_table_run(tmp_path_factory):
       '--pixel_scaling=standardized',
       '--algorithm=fedbn',
       f'--output_dir={folder / "run"}',
+      *request.param,
   ]
   return arguments, folder / 'run'
 
@@ -99,6 +111,22 @@ def test_a_table(table_run, tmp_path, capsys):
   assert [
       row['predicted'] for row, test in zip(rows, later.test) if test
   ] == list(found['predicted'])
+
+
+def test_a_model_without_embeddings(tmp_path, capsys):
+  path = tmp_path / 'patients.csv'
+  _patients(0, ['a', 'b']).to_csv(path, index=False)
+  flags = [
+      f'--dataset=csv:{path}',
+      '--label_column=ill',
+      '--missing_values=mean',
+      '--categories=embedded',
+  ]
+  for model in ('--model=mlp3', '--model=small_cnn'):
+    assert train.run([*flags, model, f'--output_dir={tmp_path / "run"}']) == 2
+    error = capsys.readouterr().err
+    assert f'--categories=embedded is impossible with {model}' in error
+    assert 'use --model=tabular, or --categories=one_hot' in error
 
 
 def test_an_archive_of_clients(tmp_path, capsys):

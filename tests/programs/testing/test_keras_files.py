@@ -5,12 +5,14 @@ import types
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn import datasets
 
 from tff_bn import data as tff_bn_data
 from tff_bn import layers
 from tff_bn.data import dataset as dataset_lib
+from tff_bn.data import table_encoding
 from tff_bn.keras_model import raw_inputs
 from tff_bn.programs.testing import keras_files
 from tff_bn.training import final_models
@@ -314,6 +316,32 @@ def test_predictions_of_tasks(task, names, expected, tmp_path):
   assert np.array_equal(
       np.asarray(found['predicted'], object), np.asarray(expected, object)
   )
+
+
+@pytest.mark.parametrize('categories', ['one_hot', 'embedded'])
+def test_the_code_makes_features_of_a_table(categories, tmp_path):
+  table = pd.DataFrame(
+      dict(sex=['f', 'm', None], age=[30, 40, 50], city=['x', 'y', 'x'])
+  )
+  encoding = table_encoding.TableEncoding.fit('t', table, 'mean', categories)
+  later = pd.DataFrame(
+      dict(city=['z', 'y', 'x'], sex=['m', None, 'd'], age=[1, None, 3])
+  )
+  expected = encoding.encode('t', later)
+  manifest = dict(
+      task='regression',
+      class_names=[],
+      input_shape=[expected.shape[1]],
+      divisor=1,
+      table=encoding.to_json(),
+  )
+  manifests.write(tmp_path, dict(format=2, **manifest))
+  found = {
+      'table': later,
+      'model': types.SimpleNamespace(predict=lambda x: x),
+  }
+  exec('\n'.join(keras_files.usage_code(tmp_path, manifest, None)), found)
+  np.testing.assert_array_equal(found['predicted'], expected)
 
 
 def test_predictions_of_pixels_are_numbers(tmp_path):
