@@ -250,8 +250,8 @@ def _encode_column(
   )
   categories = np.array(column.categories, object)
   if column.is_embedded:
-    numbers = {text: number for number, text in enumerate(categories)}
-    positions = [numbers.get(text, len(categories)) for text in texts]
+    known = {text: number for number, text in enumerate(categories)}
+    positions = [known.get(text, len(categories)) for text in texts]
     return np.array(positions)[:, np.newaxis]
   return np.asarray(texts[:, np.newaxis] == categories)
 
