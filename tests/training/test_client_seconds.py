@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import time
 
 import numpy as np
 import tensorflow as tf
@@ -16,23 +15,25 @@ _CONFIG = dataclasses.replace(training_fakes.CONFIG, rounds=2)
 
 
 def test_context_measures_each_client():
-  @tff.tensorflow.computation(np.float32)
-  def slow(value):
-    def wait(seconds):
-      time.sleep(float(seconds))
-      return seconds
+  @tff.tensorflow.computation(np.int32)
+  def multiply(number):
+    def body(step, x):
+      return step + 1, tf.math.l2_normalize(tf.linalg.matmul(x, x))
 
-    return tf.numpy_function(wait, [value], tf.float32)
+    return tf.while_loop(
+        lambda step, x: step < number, body, [0, tf.ones([200, 200])]
+    )[0]
 
-  @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
+  @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
   def compute(values):
-    return tff.federated_map(slow, values)
+    return tff.federated_map(multiply, values)
 
   with runtime.in_process_runtime(max_concurrent_clients=1) as context:
     assert context.client_seconds is None
-    compute([np.float32(0.02), np.float32(1.0)])
-  first, second = context.client_seconds
-  assert second >= 1 > first >= 0.02
+    compute([np.int32(0), np.int32(1)])
+    compute([np.int32(1), np.int32(2000)])
+    first, second = context.client_seconds
+  assert second > 10 * first > 0
 
 
 def test_means_over_rounds(monkeypatch, tmp_path):
