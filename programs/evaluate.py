@@ -1,10 +1,10 @@
 """`tff-bn-evaluate`: evaluates the model of a finished run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import pathlib
 import sys
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from absl import flags as absl_flags
 
@@ -23,6 +23,7 @@ from tff_bn.programs.runs import finished_run
 from tff_bn.programs.runs import run_folder
 from tff_bn.programs.testing import keras_files
 from tff_bn.training import folder_lock
+from tff_bn.training import run_entries
 from tff_bn.training import measures
 
 if TYPE_CHECKING:
@@ -337,6 +338,7 @@ def _adapt(
   from tff_bn.programs.testing import adapted_clients
   from tff_bn.programs.testing import evaluation_file
   from tff_bn.programs.testing import model_evaluation
+  from tff_bn.training import final_models
   from tff_bn.training import later_clients
   from tff_bn.training import saved_inputs
   from tff_bn.training import saved_models
@@ -362,6 +364,13 @@ def _adapt(
         ) from error
   if flags.adapt == run_flags.STATISTICS and not flags.balance_classes:
     adapted_clients.say_label_shift(data)
+  # The files take the raw samples of the clients, which may differ from the
+  # run's.
+  manifest = {**saved.manifest, **final_models.describe(data.dataset)}
+  if saved_inputs.takes_raw(manifest):
+    manifest[saved_inputs.ENTRY] = saved_inputs.choose(
+        manifest, run_entries.RAW
+    )
   clients = list(
       adapted_clients.adapt(
           settings,
@@ -372,7 +381,7 @@ def _adapt(
           flags.adapt,
           flags.adapt_epochs,
           lambda weights, file: saved_models.export(
-              model, weights, file, saved_inputs.preparation(saved.manifest)
+              model, weights, file, saved_inputs.preparation(manifest)
           ),
       )
   )
@@ -393,24 +402,24 @@ def _adapt(
     print(f'{client.client_id}: {code}')
   if len(clients) > _MAX_PRINTED_ROWS:
     print(f'… and {len(clients) - _MAX_PRINTED_ROWS} more clients.')
-  _print_usage(settings, saved, run, flags.kept_round)
+  _print_usage(settings, manifest, run, flags.kept_round)
   print(f'\nTable: {path}')
 
 
 def _print_usage(
     settings: settings_lib.RunSettings,
-    saved: 'saved_models.SavedModels',
+    manifest: Mapping[str, Any],
     run: pathlib.Path,
     which: Optional[str],
 ) -> None:
   """Prints the code that predicts with the Keras file of a client."""
   code = keras_files.usage_code(
       run_folder.models_folder(run, which),
-      saved.manifest,
+      manifest,
       settings.parsed_image_size,
   )
   if code:
-    what = 'targets' if saved.manifest['num_classes'] is None else 'classes'
+    what = 'targets' if manifest['num_classes'] is None else 'classes'
     print(f'To predict the {what} of samples x with such a model:')
     print('\n'.join(f'  {line}' for line in code))
 
@@ -460,7 +469,7 @@ def _export(
     if client_id in new:
       note = ' (took no part in a round, so it uses the global model)'
     print(f'{client_id}{note}: {"; ".join(keras_files.loading_code(path))}')
-  _print_usage(settings, saved, run, which)
+  _print_usage(settings, saved.manifest, run, which)
 
 
 def _predict(
