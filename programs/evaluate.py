@@ -23,8 +23,8 @@ from tff_bn.programs.runs import finished_run
 from tff_bn.programs.runs import run_folder
 from tff_bn.programs.testing import keras_files
 from tff_bn.training import folder_lock
-from tff_bn.training import run_entries
 from tff_bn.training import measures
+from tff_bn.training import run_entries
 
 if TYPE_CHECKING:
   from tff_bn import data as tff_bn_data
