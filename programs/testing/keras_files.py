@@ -165,7 +165,8 @@ def _raw_samples(
 ) -> tuple[list[str], str]:
   """Returns lines about samples `x`, and an expression for their outputs."""
   if 'table' in manifest:
-    lines = ['import numpy as np', *_TABLE_CODE, 'x = np.float32(x)']
+    code = _table_code(manifest['table'])
+    lines = ['import numpy as np', *code, 'x = np.float32(x)']
     return lines, 'model.predict(x)'
   described = _describe_samples(
       manifest['input_shape'],

@@ -318,8 +318,9 @@ def test_predictions_of_tasks(task, names, expected, tmp_path):
   )
 
 
+@pytest.mark.parametrize('inputs', ['raw', 'training'])
 @pytest.mark.parametrize('categories', ['one_hot', 'embedded'])
-def test_the_code_makes_features_of_a_table(categories, tmp_path):
+def test_the_code_makes_features_of_a_table(categories, inputs, tmp_path):
   table = pd.DataFrame(
       dict(sex=['f', 'm', None], age=[30, 40, 50], city=['x', 'y', 'x'])
   )
@@ -334,6 +335,7 @@ def test_the_code_makes_features_of_a_table(categories, tmp_path):
       input_shape=[expected.shape[1]],
       divisor=1,
       table=encoding.to_json(),
+      keras_inputs=inputs,
   )
   manifests.write(tmp_path, dict(format=2, **manifest))
   found = {
