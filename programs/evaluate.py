@@ -268,7 +268,7 @@ def _load(
     statistics_flag: Optional[str],
     *,
     balances_classes: bool,
-) -> '_Loaded':
+) -> _Loaded:
   """Loads what is evaluated.
 
   Args:
@@ -367,10 +367,9 @@ def _adapt(
   # The files take the raw samples of the clients, which may differ from the
   # run's.
   manifest = {**saved.manifest, **final_models.describe(data.dataset)}
-  if saved_inputs.takes_raw(manifest):
-    manifest[saved_inputs.ENTRY] = saved_inputs.choose(
-        manifest, run_entries.RAW
-    )
+  manifest[saved_inputs.ENTRY] = saved_inputs.choose(
+      manifest, manifest.get(saved_inputs.ENTRY, run_entries.TRAINING)
+  )
   clients = list(
       adapted_clients.adapt(
           settings,

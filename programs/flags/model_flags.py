@@ -50,7 +50,7 @@ class ModelFlags(flag_groups.base_class(*models.OPTIONS)):  # type: ignore[misc]
   ) -> 'Callable[[], keras.Model]':
     """Returns a function that builds the initial models for such samples.
 
-    `category_counts` are those of the dataset's table.
+    The table of the dataset has the `category_counts`.
     """
     from tff_bn.models import building
     from tff_bn.models import initial_model

@@ -51,10 +51,9 @@ _OF_ALL_RUNS = (
         'keep_best',
         value_types.TEXT,
         'Metric, or loss, that chooses the best round by the mean over the'
-        " clients' validation data. Its models are kept in"
-        f' {run_folder.MODEL}/{run_entries.BEST}/ beside those of the last'
-        ' round, and tables, tff-bn-evaluate and the tests of held-out clients'
-        ' use it',
+        " clients' validation data. Its models are saved in"
+        f' {run_folder.MODEL}/{run_entries.BEST}/, and tables, tff-bn-evaluate'
+        ' and the tests of held-out clients use this round',
         default_text='none',
         conditions=(
             Condition(
@@ -110,8 +109,8 @@ _OF_ALL_RUNS = (
     Option(
         'export',
         value_types.Choice(run_entries.EXPORT),
-        'Which inputs the Keras files of the run take, also those of'
-        ' tff-bn-evaluate --export_client:\n'
+        'What the Keras files of the run take as input, also the files that'
+        ' tff-bn-evaluate --export_client and --adapt write:\n'
         + parts.listing(run_entries.EXPORT),
         run_entries.RAW,
         convert=lambda choice: None if choice == run_entries.RAW else choice,
@@ -199,8 +198,8 @@ _EVALUATION = (
         'adapt',
         value_types.Choice(ADAPT),
         'Adapts the model of the run to each client of the data, tests it'
-        f' before and after, and saves it in {run_folder.EXPORTED}/. The other'
-        ' settings, such as the learning rate, are those of the run:\n'
+        f' before and after, and saves it in {run_folder.EXPORTED}/. It uses'
+        ' the settings of the run, such as the learning rate:\n'
         + parts.listing(ADAPT),
         default_text='none',
         conditions=(

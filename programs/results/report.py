@@ -69,7 +69,7 @@ class Run:
     )
     return [name for name in names if name != columns.LOSS.name]
 
-  @property
+  @functools.cached_property
   def best_round(self) -> Optional[int]:
     """The best round; None if none is kept."""
     if self.keep_best is None:

@@ -11,7 +11,6 @@ from tff_bn.catalog import tasks
 from tff_bn.common import progress
 from tff_bn.common import spelling
 from tff_bn.data import class_balance
-from tff_bn.data import classes
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.programs.flags import run_flags
@@ -54,17 +53,16 @@ class AdaptedClient:
 
 def say_label_shift(data: tff_bn_data.FederatedData) -> None:
   """Says for which clients statistics of all their samples may be harmful."""
-  if not tasks.has_sample_classes(data.task) or data.num_classes is None:
+  if not tasks.has_sample_classes(data.task):
     return
-  names = data.class_names or classes.numbers(data.num_classes)
   for client_id in data.client_ids:
     shares = class_balance.class_shares(data, client_id)
     shift = abs(shares - 1 / len(shares)).sum() / 2
     if shift >= _MUCH_LABEL_SHIFT:
-      largest = int(shares.argmax())
+      largest = data.label_names[int(shares.argmax())]
       progress.say(
-          f'{client_id}: {shares[largest]:.0%} of its training samples are of'
-          f' the class {names[largest]}. Statistics of all samples fit this mix'
+          f'{client_id}: {shares.max():.0%} of its training samples are of'
+          f' the class {largest}. Statistics of all samples fit this mix'
           ' of classes, and can lower the accuracy on data with another one.'
           f' --{run_flags.BALANCE_CLASSES} counts each class alike.'
       )
@@ -72,10 +70,11 @@ def say_label_shift(data: tff_bn_data.FederatedData) -> None:
 
 def say_missing_classes(data: tff_bn_data.FederatedData) -> None:
   """Says which classes of clients can't be balanced, because they lack them."""
-  names = data.class_names or classes.numbers(data.num_classes or 0)
   for client_id in data.client_ids:
     shares = class_balance.class_shares(data, client_id)
-    missing = [name for name, share in zip(names, shares) if not share]
+    missing = [
+        name for name, share in zip(data.label_names, shares) if not share
+    ]
     if missing:
       progress.say(
           f'{client_id}: no training samples of {spelling.name_some(missing)};'
@@ -110,16 +109,17 @@ def adapt(
     The results of one client after another.
   """
   evaluator = evaluation.Evaluator(model)
-  names = model_evaluation.numbers(model)
 
   def evaluate(
       kind: str, client_id: str, weights: ModelWeights
   ) -> report.Evaluation:
-    test_dataset = data.client_test_dataset(client_id, _BATCH_SIZE)
-    found = evaluation.numbers(evaluator.evaluate(weights, test_dataset))
-    number = found['num_examples']
-    metrics = {name: found[name] if number else None for name in names}
-    return report.Evaluation(kind, client_id, number, metrics)
+    return model_evaluation.evaluate_weights(
+        evaluator,
+        weights,
+        data.client_test_dataset(client_id, _BATCH_SIZE),
+        kind,
+        client_id,
+    )
 
   def adapted(client_id: str, weights: ModelWeights) -> ModelWeights:
     if how == run_flags.BATCH_NORM:
@@ -133,17 +133,13 @@ def adapt(
           batch_size=settings.batch_size,
           seed=settings.seed,
       )
-    return evaluation.reestimate_batch_norm_statistics(
+    return later_clients.own_statistics(
         model,
         weights,
-        data.client_dataset(
-            [client_id],
-            seed=settings.seed,
-            round_num=0,
-            batch_size=settings.batch_size,
-            local_epochs=1,
-            augment=False,
-        ),
+        data,
+        client_id,
+        batch_size=settings.batch_size,
+        seed=settings.seed,
     )
 
   with runtime.in_process_runtime():

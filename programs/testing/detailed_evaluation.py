@@ -7,7 +7,6 @@ from typing import Any
 
 from tff_bn import data as tff_bn_data
 from tff_bn.common import files
-from tff_bn.data import classes
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.programs.results import detailed_tables
 from tff_bn.programs.runs import run_folder
@@ -76,13 +75,7 @@ def remove(folder: pathlib.Path, prefix: str = '') -> None:
 
 def _names(saved: saved_models.SavedModels) -> tuple[str, ...]:
   """Returns the names of the classes, labels or targets of a run's models."""
-  names = model_evaluation.class_names(saved)
-  if names is not None:
-    return names
-  number = saved.manifest['num_classes']
-  if number is not None:
-    return classes.numbers(number)
-  return detailed_reports.default_names(
+  return model_evaluation.class_names(saved) or detailed_reports.default_names(
       saved.manifest['task'], saved.manifest['num_outputs']
   )
 

@@ -143,6 +143,25 @@ def check_data(
     )
 
 
+def evaluate_weights(
+    evaluator: evaluation.Evaluator,
+    weights: ModelWeights,
+    dataset: tf.data.Dataset,
+    kind: str,
+    client_id: str,
+) -> report.Evaluation:
+  """Evaluates weights on a dataset; `kind` and `client_id` describe them."""
+  found = evaluation.numbers(evaluator.evaluate(weights, dataset))
+  num_examples = found['num_examples']
+  names = (*evaluator.metric_names, columns.LOSS.name)
+  return report.Evaluation(
+      kind,
+      client_id,
+      num_examples,
+      {name: found[name] if num_examples else None for name in names},
+  )
+
+
 def evaluate_run(
     saved: saved_models.SavedModels,
     model: BatchNormModel,
@@ -168,7 +187,6 @@ def evaluate_run(
     model.
   """
   evaluator = evaluation.Evaluator(model)
-  names = numbers(model)
   saved_global = saved.weights(model)
 
   def reestimated(
@@ -192,15 +210,8 @@ def evaluate_run(
   def evaluate(
       kind: str, client_id: str, weights: ModelWeights, dataset: tf.data.Dataset
   ) -> report.Evaluation:
-    found = evaluation.numbers(evaluator.evaluate(weights, dataset))
     visit(kind, client_id, evaluator.outputs(weights, dataset))
-    num_examples = found['num_examples']
-    return report.Evaluation(
-        kind,
-        client_id,
-        num_examples,
-        {name: found[name] if num_examples else None for name in names},
-    )
+    return evaluate_weights(evaluator, weights, dataset, kind, client_id)
 
   results = [
       evaluate(

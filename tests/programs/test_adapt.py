@@ -98,7 +98,7 @@ def test_saved_model_has_the_printed_accuracy(
       *(f'{100 * value:.1f}' for value in (old_accuracy, accuracy)),
   ]
   assert accuracy > old_accuracy + 0.2
-  # Kernels are those of the run.
+  # The kernels did not change.
   np.testing.assert_array_equal(old.weights[0], adapted.weights[0])
   # The output says what label shift does, or what can't be balanced.
   if name == 'adapted: statistics':

@@ -171,7 +171,7 @@ def test_segmentation(has_batches):
   _check(
       report.confusion, sklearn_metrics.confusion_matrix(*pair, labels=range(5))
   )
-  # The class 2 is predicted only, and the class 4 does not occur at all.
+  # Class 2 occurs only among the predictions, and class 4 nowhere.
   assert report.metrics['dice'][2] == 0 and np.isnan(report.metrics['dice'][4])
   assert report.calibration_error is None
   assert report.num_examples == 7

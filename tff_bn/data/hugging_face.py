@@ -225,8 +225,9 @@ class _Saved(NamedTuple):
     from tff_bn.data import encoded_images
 
     names = self.row_names()
-    files = [row and row['bytes'] for row in values.to_pylist()]
-    for file, row, name in zip(files, values.to_pylist(), names):
+    rows = values.to_pylist()
+    files = [row and row['bytes'] for row in rows]
+    for file, row, name in zip(files, rows, names):
       if file is None:
         path = row and row['path']
         raise ValueError(

@@ -13,6 +13,7 @@ from numpy import typing as npt
 
 from tff_bn.catalog import tasks
 from tff_bn.catalog import value_types
+from tff_bn.data import classes
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data.label_forms import FORMS
 
@@ -142,7 +143,7 @@ def default_names(task: str, number: int) -> tuple[str, ...]:
   are `target_1`, `target_2`, ….
   """
   if task != tasks.REGRESSION:
-    return tuple(map(str, range(number)))
+    return classes.numbers(number)
   if number == 1:
     return ('target',)
   return tuple(f'target_{n + 1}' for n in range(number))

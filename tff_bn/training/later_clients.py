@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import keras
-import tensorflow as tf
 
 from tff_bn.common import progress
 from tff_bn.data import federated
@@ -58,6 +57,41 @@ def batch_norm_only(
   )
 
 
+def own_statistics(
+    model: BatchNormModel,
+    weights: ModelWeights,
+    data: federated.FederatedData,
+    client_id: str,
+    *,
+    batch_size: int,
+    seed: int,
+) -> ModelWeights:
+  """Gives a model the BN statistics of a client's training data.
+
+  Labels are not used. See `evaluation.reestimate_batch_norm_statistics`.
+
+  Args:
+    model: The model.
+    weights: Its weights.
+    data: The clients' data.
+    client_id: The client.
+    batch_size: The number of samples in a batch.
+    seed: Determines the order of the samples.
+  """
+  return evaluation.reestimate_batch_norm_statistics(
+      model,
+      weights,
+      data.client_dataset(
+          [client_id],
+          seed=seed,
+          round_num=0,
+          batch_size=batch_size,
+          local_epochs=1,
+          augment=False,
+      ),
+  )
+
+
 def train_batch_norm(
     model: BatchNormModel,
     weights: ModelWeights,
@@ -73,8 +107,7 @@ def train_batch_norm(
 
   Its scale and shift are trained, and its running statistics move as in the
   training of the algorithm. They start from the statistics of the client's
-  training data, see `evaluation.reestimate_batch_norm_statistics`. All other
-  weights keep every bit.
+  training data, see `own_statistics`. All other weights keep every bit.
 
   Example:
   ```
@@ -105,26 +138,21 @@ def train_batch_norm(
     ValueError: If the model has no batch normalization that can be trained, or
       the client is unknown.
   """
-
-  def draw(round_num: int, *, augment: bool) -> tf.data.Dataset:
-    return data.client_dataset(
-        [client_id],
-        seed=seed,
-        round_num=round_num,
-        batch_size=batch_size,
-        local_epochs=1,
-        augment=augment,
-    )
-
-  start = evaluation.reestimate_batch_norm_statistics(
-      model, weights, draw(0, augment=False)
+  start = own_statistics(
+      model, weights, data, client_id, batch_size=batch_size, seed=seed
   )
   frozen = batch_norm_only(model, start)
   process = build_local_training(frozen)
   state = process.initialize()
   clients = [process.initialize_client(state)]
   for epoch in progress.counting(epochs, f'{client_id}: epoch'):
-    dataset = draw(epoch + 1, augment=True)
+    dataset = data.client_dataset(
+        [client_id],
+        seed=seed,
+        round_num=epoch + 1,
+        batch_size=batch_size,
+        local_epochs=1,
+    )
     output = process.next(state, clients, [dataset])
     state, clients = output.state, output.client_states
   adapted = process.get_client_model_weights(state, clients[0])
