@@ -63,6 +63,7 @@ def section(
   """
   if len(runs) == 1:
     tables, notes = _of_run(detailed_tables.read(folders[0], task), task)
+    notes.append(f'{_sentence(report.over_rounds(1, runs))}.')
   else:
     tables, notes = _of_runs(runs, folders, task)
   if not tables:
@@ -159,7 +160,7 @@ def _of_runs(
   over = ''
   if len({run.seed for run in runs}) > 1:
     over = '; mean over the seeds ± standard deviation'
-  note = f'{_sentence(measures.GLOBAL_MODEL)} after the last round{over}.'
+  note = f'{_sentence(measures.GLOBAL_MODEL)}; {report.over_rounds(1, runs)}{over}.'
   return tables, [note, _undefined(task)]
 
 

@@ -342,7 +342,9 @@ def _table_columns(table: pd.DataFrame) -> list[columns.Column]:
 
 def over_rounds(average_last: int, runs: Sequence[Run] = ()) -> str:
   """Says over which evaluated rounds the numbers of runs are means."""
-  kept = dict.fromkeys(run.keep_best for run in runs) or {None: None}
+  kept = dict.fromkeys(
+      None if run.best_round is None else run.keep_best for run in runs
+  ) or {None: None}
   return '; '.join(_over_rounds(average_last, metric) for metric in kept)
 
 

@@ -1,5 +1,7 @@
 """Tests of the part of the page with metrics of each class or target."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -78,6 +80,28 @@ def test_several_runs_have_means_over_the_seeds(tmp_path):
   assert 'mean over the seeds ± standard deviation.' in found.notes[0]
   assert 'merged' in found.notes[-1]
   assert all(table.is_folded for table in found.tables)
+
+
+@pytest.mark.parametrize('names', [['fedavg'], ['fedavg', 'fedbn']])
+@pytest.mark.parametrize(
+    ('keep_best', 'expected'),
+    [
+        (None, 'alue of the last round'),
+        ('accuracy', 'alue of the round with the best validation accuracy'),
+    ],
+)
+def test_notes_say_of_which_round_the_numbers_are(
+    names, keep_best, expected, tmp_path
+):
+  rows = [dict(round=n, validation_accuracy=a) for n, a in ((1, 0.5), (2, 0.4))]
+  folders = [tmp_path / name for name in names]
+  runs = []
+  for name, folder in zip(names, folders):
+    _write(folder)
+    run = _run(name)
+    runs.append(dataclasses.replace(run, rows=rows, keep_best=keep_best))
+  found = page_details.section(runs, folders, 'classification')
+  assert sum(expected in note for note in found.notes) == 1
 
 
 def test_a_run_without_the_files(tmp_path):

@@ -221,6 +221,17 @@ def test_table_of_the_best_round():
   assert 'best_round' not in others
 
 
+def test_a_run_without_a_best_round_has_its_last_rounds():
+  """The validated metric is finite in no round."""
+  rows = [
+      dict(round=r, test_accuracy=a, validation_accuracy=math.nan)
+      for r, a in ((0.0, 0.9), (5.0, 0.5), (9.0, 0.6))
+  ]
+  runs = [report.Run({'algorithm': 'a'}, 0, rows, keep_best='accuracy')]
+  assert report.results(runs, 1).to_dict('records')[0]['test_accuracy'] == 0.6
+  assert report.over_rounds(1, runs) == 'value of the last round'
+
+
 def test_description_of_the_last_row():
   rows = [
       dict(round=1.0, test_accuracy=0.1, client_test_accuracy=0.2),
