@@ -160,7 +160,8 @@ def _of_runs(
   over = ''
   if len({run.seed for run in runs}) > 1:
     over = '; mean over the seeds ± standard deviation'
-  note = f'{_sentence(measures.GLOBAL_MODEL)}; {report.over_rounds(1, runs)}{over}.'
+  rounds = report.over_rounds(1, runs)
+  note = f'{_sentence(measures.GLOBAL_MODEL)}; {rounds}{over}.'
   return tables, [note, _undefined(task)]
 
 
