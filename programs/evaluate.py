@@ -219,7 +219,7 @@ def evaluate(
     )
     evaluation_file.check(path, model_evaluation.numbers(model))
   if reestimates_statistics and not balances_classes:
-    adapted_clients.say_label_shift(data)
+    adapted_clients.say_label_shift(saved, data)
   details = detailed_evaluation.DetailedEvaluation(saved)
   results = model_evaluation.evaluate_run(
       saved,
@@ -363,27 +363,30 @@ def _adapt(
             f'--adapt={flags.adapt} is impossible with --run={run}: {error}'
         ) from error
   if flags.adapt == run_flags.STATISTICS and not flags.balance_classes:
-    adapted_clients.say_label_shift(data)
+    adapted_clients.say_label_shift(saved, data)
   # The files take the raw samples of the clients, which may differ from the
   # run's.
   manifest = {**saved.manifest, **final_models.describe(data.dataset)}
   manifest[saved_inputs.ENTRY] = saved_inputs.choose(
       manifest, manifest.get(saved_inputs.ENTRY, run_entries.TRAINING)
   )
-  clients = list(
-      adapted_clients.adapt(
-          settings,
-          saved,
-          model,
-          data,
-          folder,
-          flags.adapt,
-          flags.adapt_epochs,
-          lambda weights, file: saved_models.export(
-              model, weights, file, saved_inputs.preparation(manifest)
-          ),
-      )
+  clients, left_out = adapted_clients.adapt(
+      settings,
+      saved,
+      model,
+      data,
+      folder,
+      flags.adapt,
+      flags.adapt_epochs,
+      lambda weights, file: saved_models.export(
+          model, weights, file, saved_inputs.preparation(manifest)
+      ),
   )
+  if not clients:
+    raise command_line.UsageError(
+        f'--adapt={flags.adapt} is impossible for each client of the data.'
+        f' {next(iter(left_out.values()))}'
+    )
   subject = evaluation_file.Subject.of(
       settings,
       run,
@@ -401,6 +404,8 @@ def _adapt(
     print(f'{client.client_id}: {code}')
   if len(clients) > _MAX_PRINTED_ROWS:
     print(f'… and {len(clients) - _MAX_PRINTED_ROWS} more clients.')
+  for client_id, reason in left_out.items():
+    print(f'{client_id}: not adapted. {reason}')
   _print_usage(settings, manifest, run, flags.kept_round)
   print(f'\nTable: {path}')
 

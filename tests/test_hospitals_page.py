@@ -78,5 +78,5 @@ def _check(folder, namespace, printed):
   )
   assert before[0] == after[0] < 65
   assert min(before[1], after[1]) > before[0] + 15
-  assert (folder / 'runs/paris/exported_clients').is_dir()
+  assert (folder / 'runs/paris/adapted_clients').is_dir()
   assert (run / 'predictions.csv').exists()

@@ -198,7 +198,7 @@ _EVALUATION = (
         'adapt',
         value_types.Choice(ADAPT),
         'Adapts the model of the run to each client of the data, tests it'
-        f' before and after, and saves it in {run_folder.EXPORTED}/. It uses'
+        f' before and after, and saves it in {run_folder.ADAPTED}/. It uses'
         ' the settings of the run, such as the learning rate:\n'
         + parts.listing(ADAPT),
         default_text='none',
@@ -267,8 +267,8 @@ _EVALUATION = (
     Option(
         'output_dir',
         value_types.TEXT,
-        f'Folder for {run_folder.EVALUATION}, {run_folder.EXPORTED}/ and'
-        f' {run_folder.PREDICTIONS}',
+        f'Folder for {run_folder.EVALUATION}, {run_folder.EXPORTED}/,'
+        f' {run_folder.ADAPTED}/ and {run_folder.PREDICTIONS}',
         default_text="the run's",
     ),
 )

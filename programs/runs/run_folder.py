@@ -40,6 +40,8 @@ CLIENTS_ARRAYS = 'clients.npy'
 CLIENTS = 'clients'
 # Holds the Keras files of clients that were exported after the run.
 EXPORTED = 'exported_clients'
+# Holds the Keras files of clients to which the model was adapted.
+ADAPTED = 'adapted_clients'
 PLOTS = 'plots'
 # Holds one folder for each run of a comparison.
 RUNS = 'runs'
@@ -102,7 +104,7 @@ _FILES = (
     *(NORMALIZATION_ERROR_MARKDOWN, 'fedbn_toy.csv', 'fedbn_toy.md'),
     *(f'{name}.{ending}' for name in RUN_ANALYSES for ending in ('csv', 'md')),
 )
-_FOLDERS = (*run_entries.FOLDERS, PLOTS, ANALYSES, EXPORTED)
+_FOLDERS = (*run_entries.FOLDERS, PLOTS, ANALYSES, EXPORTED, ADAPTED)
 _ENTRIES = (*_FILES, *_FOLDERS)
 
 

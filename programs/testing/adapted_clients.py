@@ -1,13 +1,14 @@
 """Adapts the model of a run to clients that join later, and tests it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 import dataclasses
 import pathlib
 from typing import Optional
 
+import numpy as np
+
 from tff_bn import data as tff_bn_data
 from tff_bn import runtime
-from tff_bn.catalog import tasks
 from tff_bn.common import progress
 from tff_bn.common import spelling
 from tff_bn.data import class_balance
@@ -27,8 +28,9 @@ from tff_bn.training import saved_models
 _BATCH_SIZE = 256
 # The value of `report.Evaluation.model`.
 ADAPTED = 'adapted'
-# The share of samples that would have to change their class for equal classes,
-# from which on statistics of all samples are said to be harmful.
+# The share of samples that would have to change their class for the mix of
+# classes in the run, from which on statistics of all samples are said to be
+# harmful. What is to be expected by chance is subtracted.
 _MUCH_LABEL_SHIFT = 0.25
 
 
@@ -51,35 +53,77 @@ class AdaptedClient:
   path: pathlib.Path
 
 
-def say_label_shift(data: tff_bn_data.FederatedData) -> None:
+def say_label_shift(
+    saved: saved_models.SavedModels, data: tff_bn_data.FederatedData
+) -> None:
   """Says for which clients statistics of all their samples may be harmful."""
-  if not tasks.has_sample_classes(data.task):
+  counts = saved.manifest.get('class_counts')
+  if counts is None:
     return
+  run_shares = np.asarray(counts) / sum(counts)
+  shifted = []
   for client_id in data.client_ids:
-    shares = class_balance.class_shares(data, client_id)
-    shift = abs(shares - 1 / len(shares)).sum() / 2
-    if shift >= _MUCH_LABEL_SHIFT:
-      largest = data.label_names[int(shares.argmax())]
-      progress.say(
-          f'{client_id}: {shares.max():.0%} of its training samples are of'
-          f' the class {largest}. Statistics of all samples fit this mix'
-          ' of classes, and can lower the accuracy on data with another one.'
-          f' --{run_flags.BALANCE_CLASSES} counts each class alike.'
+    shares = _shares(data, client_id, len(counts))
+    number = len(data.train_indices[client_id])
+    if label_shift(shares, number, run_shares) >= _MUCH_LABEL_SHIFT:
+      most = int((shares - run_shares).argmax())
+      shifted.append(
+          f'{client_id} ({data.label_names[most]}: {shares[most]:.0%} instead'
+          f' of {run_shares[most]:.0%})'
       )
+  if shifted:
+    progress.say(
+        'The mix of classes in the training data differs from the'
+        f" run's for {spelling.name_some(shifted)}. Statistics of all samples"
+        ' fit this mix, and can lower the accuracy on data with another one.'
+        f' --{run_flags.BALANCE_CLASSES} counts each class alike.'
+    )
+
+
+def _shares(
+    data: tff_bn_data.FederatedData, client_id: str, num_classes: int
+) -> np.ndarray:
+  """Returns the share of each of the run's classes in a client's samples."""
+  counts = class_balance.class_counts(data, client_id)
+  # Data of its own may lack the run's last classes.
+  return np.pad(counts, (0, num_classes - len(counts))) / counts.sum()
+
+
+def label_shift(
+    shares: np.ndarray, number: int, expected_shares: np.ndarray
+) -> float:
+  """Returns how far the mix of classes is from what is expected.
+
+  Args:
+    shares: The share of each class among the samples.
+    number: The number of samples.
+    expected_shares: The share of each class that is expected.
+
+  Returns:
+    The total variation distance, which is the share of samples that would have
+    to change their class, less the mean distance of as many samples that are
+    drawn with the expected shares (in the normal approximation).
+  """
+  chance = np.sqrt(
+      2 * expected_shares * (1 - expected_shares) / (np.pi * number)
+  )
+  return float((np.abs(shares - expected_shares) - chance).sum() / 2)
 
 
 def say_missing_classes(data: tff_bn_data.FederatedData) -> None:
   """Says which classes of clients can't be balanced, because they lack them."""
+  incomplete = []
   for client_id in data.client_ids:
-    shares = class_balance.class_shares(data, client_id)
-    missing = [
-        name for name, share in zip(data.label_names, shares) if not share
-    ]
+    counts = class_balance.class_counts(data, client_id)
+    missing = [n for n, count in zip(data.label_names, counts) if not count]
     if missing:
-      progress.say(
-          f'{client_id}: no training samples of {spelling.name_some(missing)};'
-          ' its statistics are of the other classes alone.'
-      )
+      incomplete.append(f'{client_id} ({spelling.name_some(missing)})')
+  if incomplete:
+    progress.say(
+        'Without training samples of a class:'
+        f' {spelling.name_some(incomplete)}. Their statistics are of the other'
+        ' classes alone.'
+    )
 
 
 def adapt(
@@ -91,7 +135,7 @@ def adapt(
     how: str,
     epochs: int,
     export: Callable[[ModelWeights, pathlib.Path], None],
-) -> Iterator[AdaptedClient]:
+) -> tuple[list[AdaptedClient], dict[str, str]]:
   """Adapts the model of a run to each client, and saves it.
 
   Args:
@@ -105,8 +149,9 @@ def adapt(
       `run_flags.BATCH_NORM`.
     export: Saves weights as a Keras file.
 
-  Yields:
-    The results of one client after another.
+  Returns:
+    The results of the clients; and why others are left out: those whose
+    training data gives no statistics.
   """
   evaluator = evaluation.Evaluator(model)
 
@@ -121,43 +166,51 @@ def adapt(
         client_id,
     )
 
-  def adapted(client_id: str, weights: ModelWeights) -> ModelWeights:
-    if how == run_flags.BATCH_NORM:
-      return later_clients.train_batch_norm(
-          model,
-          weights,
-          data,
-          client_id,
-          lambda frozen: run_building.build_local_training(settings, frozen),
-          epochs=epochs,
-          batch_size=settings.batch_size,
-          seed=settings.seed,
-      )
-    return later_clients.own_statistics(
+  def build_training(
+      weights: ModelWeights,
+  ) -> later_clients.BatchNormTraining:
+    return later_clients.BatchNormTraining(
         model,
         weights,
-        data,
-        client_id,
-        batch_size=settings.batch_size,
-        seed=settings.seed,
+        lambda frozen: run_building.build_local_training(settings, frozen),
     )
 
+  batches = dict(batch_size=settings.batch_size, seed=settings.seed)
+  training: Optional[later_clients.BatchNormTraining] = None
+  clients = []
+  left_out = {}
   with runtime.in_process_runtime():
     for client_id in data.client_ids:
       own = client_id if client_id in saved.client_ids else None
       weights = saved.weights(model, own)
+      try:
+        new_weights = later_clients.own_statistics(
+            model, weights, data, client_id, **batches
+        )
+      except ValueError as error:
+        left_out[client_id] = str(error)
+        continue
+      if how == run_flags.BATCH_NORM:
+        # Clients with own models can differ in more than their BN.
+        if training is None or not training.fits(weights):
+          training = build_training(weights)
+        new_weights = training.train(
+            new_weights, data, client_id, epochs=epochs, **batches
+        )
       before = evaluate('global' if own is None else 'own', client_id, weights)
-      new_weights = adapted(client_id, weights)
       stem = saved_models.client_file_stem(client_id)
-      path = folder / run_folder.EXPORTED / f'{stem}.keras'
+      path = folder / run_folder.ADAPTED / f'{stem}.keras'
       export(new_weights, path)
-      yield AdaptedClient(
-          client_id,
-          len(set(data.train_indices[client_id].tolist())),
-          before,
-          evaluate(ADAPTED, client_id, new_weights),
-          path,
+      clients.append(
+          AdaptedClient(
+              client_id,
+              len(set(data.train_indices[client_id].tolist())),
+              before,
+              evaluate(ADAPTED, client_id, new_weights),
+              path,
+          )
       )
+  return clients, left_out
 
 
 def table(clients: list[AdaptedClient], max_rows: int) -> str:

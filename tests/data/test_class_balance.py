@@ -37,11 +37,11 @@ def test_seed_chooses_the_rest():
   assert any(other != first for other in others)
 
 
-def test_shares_of_classes():
+def test_counts_of_classes():
   data = _data({'a': [0, 4, 8, 1]})
-  assert class_balance.class_shares(data, 'a').tolist() == [0.75, 0.25, 0, 0]
+  assert class_balance.class_counts(data, 'a').tolist() == [3, 1, 0, 0]
   with pytest.raises(ValueError, match="no client 'b'"):
-    class_balance.class_shares(data, 'b')
+    class_balance.class_counts(data, 'b')
 
 
 def test_other_tasks_have_no_classes_to_balance():

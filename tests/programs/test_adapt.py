@@ -60,7 +60,7 @@ def _adapt(run, later, out, *arguments):
 
 def _model(out):
   stem = saved_models.client_file_stem('paris')
-  return keras.models.load_model(out / f'exported_clients/{stem}.keras')
+  return keras.models.load_model(out / f'adapted_clients/{stem}.keras')
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,65 @@ def test_saved_model_has_the_printed_accuracy(
   np.testing.assert_array_equal(old.weights[0], adapted.weights[0])
   # The output says what label shift does, or what can't be balanced.
   if name == 'adapted: statistics':
-    assert '% of its training samples are of the class 3' in captured.err
-  assert ('no training samples of 7' in captured.err) == ('balanced' in name)
+    assert "differs from the run's for paris (3: 48% instead of" in captured.err
+  assert ('paris (7)' in captured.err) == ('balanced' in name)
   assert csv_rows.read(run / 'metrics.csv') == before
+
+
+@pytest.mark.parametrize(
+    ('shares', 'expected'),
+    [
+        # The client's 100 samples are of class 0.
+        ([0.5, 0.5, 0, 0], 0.5 - np.sqrt(2 * 0.25 / (100 * np.pi))),
+        ([1, 0, 0, 0], 0),
+    ],
+)
+def test_label_shift_has_a_closed_form(shares, expected):
+  found = adapted_clients.label_shift(
+      np.array([1, 0, 0, 0]), 100, np.array(shares)
+  )
+  assert found == pytest.approx(expected)
+
+
+def test_small_clients_are_no_false_alarms():
+  """Draws of 20 samples with the shares of the run, which are unequal."""
+  shares = np.array([0.55, 0.25, 0.15, 0.05])
+  draws = np.random.default_rng(0).multinomial(20, shares, size=200)
+  found = [adapted_clients.label_shift(n / 20, 20, shares) for n in draws]
+  assert np.mean(found) == pytest.approx(0, abs=0.02)
+  assert max(found) < 0.25
+
+
+def test_clients_without_a_variance(run, later, tmp_path, capsys):
+  """One sample has none in a dense layer; other clients are adapted."""
+  alone = tmp_path / 'alone.npz'
+  with np.load(later) as arrays:
+    y = arrays['y_train'][:1]
+    is_same = arrays['y_test'] == y
+    np.savez(
+        alone,
+        x_train=arrays['x_train'][:1],
+        y_train=y,
+        x_test=arrays['x_test'][is_same],
+        y_test=arrays['y_test'][is_same],
+    )
+  for how in ('statistics', 'batch_norm'):
+    arguments = [f'--run={run}', f'--adapt={how}']
+    if how == 'batch_norm':
+      arguments.append('--adapt_epochs=1')
+    out = tmp_path / how
+    arguments.append(f'--output_dir={out}')
+    both = f'--dataset=domains:oslo=npz:{alone},paris=npz:{later}'
+    assert evaluate.run([*arguments, both]) == 0
+    output = capsys.readouterr().out
+    assert 'oslo: not adapted. The inputs of ' in output
+    assert [row['client'] for row in csv_rows.read(out / 'evaluation.csv')] == [
+        'paris'
+    ]
+    alone_only = f'--dataset=domains:oslo=npz:{alone}'
+    assert evaluate.run([*arguments, alone_only]) == 2
+    assert f'--adapt={how} is impossible for each' in capsys.readouterr().err
+    assert len(list((out / 'adapted_clients').iterdir())) == 1
 
 
 def test_each_client_of_a_run(run, tmp_path, capsys):
@@ -113,7 +169,7 @@ def test_each_client_of_a_run(run, tmp_path, capsys):
   capsys.readouterr()
   rows = csv_rows.read(tmp_path / 'evaluation.csv')
   assert [row['client'] for row in rows] == ['client_0', 'client_1']
-  assert len(list((tmp_path / 'exported_clients').iterdir())) == 2
+  assert len(list((tmp_path / 'adapted_clients').iterdir())) == 2
 
 
 def test_balanced_statistics_of_an_evaluation(run, later, tmp_path, capsys):

@@ -36,6 +36,7 @@ _NAMES = (
     'class_metrics.csv',
     'evaluation_confusion.csv',
     'exported_clients',
+    'adapted_clients',
     'analyses',
     'permutation.csv',
 )

@@ -55,19 +55,29 @@ def _data(counts):
   return tff_bn_data.FederatedData(dataset, indices, {'paris': []})
 
 
-def _train(model, data, epochs=3, batch_size=8):
+_SETTINGS = dict(batch_size=8, seed=7)
+
+
+def _start(model, data, client='paris'):
+  return later_clients.own_statistics(
+      model, model.initial_weights, data, client, **_SETTINGS
+  )
+
+
+def _training(model):
+  return later_clients.BatchNormTraining(
+      model,
+      model.initial_weights,
+      lambda frozen: algorithms.build_single(
+          frozen, tff.learning.optimizers.build_sgdm(_RATE)
+      ),
+  )
+
+
+def _train(model, data, epochs=3):
   with runtime.in_process_runtime():
-    return later_clients.train_batch_norm(
-        model,
-        model.initial_weights,
-        data,
-        'paris',
-        lambda frozen: algorithms.build_single(
-            frozen, tff.learning.optimizers.build_sgdm(_RATE)
-        ),
-        epochs=epochs,
-        batch_size=batch_size,
-        seed=7,
+    return _training(model).train(
+        _start(model, data), data, 'paris', epochs=epochs, **_SETTINGS
     )
 
 
@@ -108,10 +118,58 @@ def test_training_is_that_of_keras_with_frozen_layers(model):
       assert np.asarray(new).tobytes() == np.asarray(old).tobytes()
 
 
-def test_client_with_one_example(model):
-  adapted = _train(model, _data([0, 1, 0]), epochs=2)
-  for value in model.from_model_weights(adapted):
+def test_one_training_serves_all_clients(model):
+  """The second client's model does not depend on the first one's."""
+  data = _data([7, 9, 5])
+  names = ['paris', 'oslo']
+  indices = dict(zip(names, (np.arange(12), np.arange(8, 21))))
+  data = tff_bn_data.FederatedData(
+      data.dataset, indices, {name: [] for name in names}
+  )
+  with runtime.in_process_runtime():
+    training = _training(model)
+    shared = [
+        training.train(
+            _start(model, data, name), data, name, epochs=2, **_SETTINGS
+        )
+        for name in names
+    ]
+    alone = _training(model).train(
+        _start(model, data, 'oslo'), data, 'oslo', epochs=2, **_SETTINGS
+    )
+  paris, oslo, expected = map(model.from_model_weights, [*shared, alone])
+  np.testing.assert_equal(list(oslo), list(expected))
+  # Both trained from their own statistics.
+  assert (np.asarray(paris[2]) != np.asarray(oslo[2])).all()
+
+
+def test_other_frozen_weights(model):
+  other = list(model.from_model_weights(model.initial_weights))
+  other[0] = other[0] + 1
+  data = _data([7, 9, 5])
+  with runtime.in_process_runtime():
+    training = _training(model)
+  weights = model.to_model_weights(other)
+  with pytest.raises(ValueError, match='Outside of batch normalization'):
+    training.train(weights, data, 'paris', epochs=1, **_SETTINGS)
+
+
+def test_client_with_one_example():
+  """Its pictures have a variance, its vectors have none."""
+
+  def keras_model():
+    layers = _keras_model().layers
+    return keras.Sequential([*layers[:4], keras.layers.Dense(3)])
+
+  convolution = small_models.classifier(keras_model, (6, 6, 1))
+  adapted = _train(convolution, _data([0, 1, 0]), epochs=2)
+  for value in convolution.from_model_weights(adapted):
     assert np.isfinite(np.asarray(value)).all()
+
+
+def test_client_whose_samples_have_no_variance(model):
+  with pytest.raises(ValueError, match="do not vary in .*'paris' .*: 1"):
+    _start(model, _data([0, 1, 0]))
 
 
 def test_models_without_trainable_batch_norm():

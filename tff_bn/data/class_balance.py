@@ -9,20 +9,27 @@ from tff_bn.common import seeding
 from tff_bn.data import federated
 
 
-def class_shares(data: federated.FederatedData, client_id: str) -> np.ndarray:
-  """Returns the share of each class in a client's training data.
+def class_counts(data: federated.FederatedData, client_id: str) -> np.ndarray:
+  """Counts the training samples of each class of a client.
 
   Args:
     data: The clients' data, of a task with one class for each sample.
     client_id: The client.
 
   Returns:
-    Shares of shape `[num_classes]`, whose sum is 1.
+    Integers of shape `[num_classes]`.
 
   Raises:
     ValueError: If samples have no single class, or the client is unknown.
   """
-  return _counts(data, client_id) / len(data.train_indices[client_id])
+  if not tasks.has_sample_classes(data.task):
+    raise ValueError(
+        'Classes can be balanced only where each sample has one class, but the'
+        f' task of dataset={data.dataset.name} is {data.task}.'
+    )
+  data.client_number(client_id)
+  labels = data.dataset.y_train[data.train_indices[client_id]]
+  return np.bincount(labels.reshape(-1), minlength=data.num_classes or 0)
 
 
 def with_balanced_classes(
@@ -50,7 +57,7 @@ def with_balanced_classes(
   """
   balanced = {}
   for number, (client_id, positions) in enumerate(data.train_indices.items()):
-    largest = _counts(data, client_id).max()
+    largest = class_counts(data, client_id).max()
     labels = data.dataset.y_train[positions]
     parts = []
     for label in np.unique(labels):
@@ -62,15 +69,3 @@ def with_balanced_classes(
       parts += [rng.permutation(own)[: largest % len(own)]]
     balanced[client_id] = np.concatenate(parts)
   return dataclasses.replace(data, train_indices=balanced, recipe=None)
-
-
-def _counts(data: federated.FederatedData, client_id: str) -> np.ndarray:
-  """Counts the training samples of each class of a client."""
-  if not tasks.has_sample_classes(data.task):
-    raise ValueError(
-        'Classes can be balanced only where each sample has one class, but the'
-        f' task of dataset={data.dataset.name} is {data.task}.'
-    )
-  data.client_number(client_id)
-  labels = data.dataset.y_train[data.train_indices[client_id]]
-  return np.bincount(labels.reshape(-1), minlength=data.num_classes or 0)

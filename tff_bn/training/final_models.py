@@ -9,6 +9,7 @@ from absl import logging
 import numpy as np
 import tensorflow as tf
 
+from tff_bn.catalog import tasks
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import federated
 from tff_bn.imports import versions
@@ -99,6 +100,8 @@ class FinalModels:
     described = {}
     if isinstance(data, federated.FederatedData):
       described = describe(data.dataset)
+      if tasks.has_sample_classes(data.task):
+        described['class_counts'] = data.class_counts().tolist()
     manifest = dict(
         **self._identity(round_num),
         kept_for=kept_for,
