@@ -298,3 +298,20 @@ def test_fbn_does_not_take_constrained_changes_for_gradients():
     )
   _assert_satisfied(ends[0])
   client_rounds.assert_close(*ends, 1e-5, 1e-6)
+
+
+def test_layers_that_do_not_train_are_not_constrained():
+  """As in Keras, whose optimizers leave out frozen variables."""
+
+  def frozen_head():
+    keras_model = _keras_model()
+    keras_model.layers[-1].trainable = False
+    return keras_model
+
+  rounds = [_dataset(_batches(1))]
+  model, frozen = _model(), _model(frozen_head)
+  found = _train(algorithms.build_fed_babu(model, **_LOCAL), model, rounds)
+
+  expected = _train(algorithms.build_fed_avg(frozen, **_LOCAL), frozen, rounds)
+  for a, b in zip(found, expected, strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -149,7 +149,7 @@ class LocalTraining(LocalStep):
       ):
         if is_trained:
           variable.assign(weight)
-      self._constraints.assign()
+      self._constraints.assign(self._is_trained)
       for metric in self.metrics:
         metric.update_state(batch.y, output, batch.sample_weight)
       batch_size = batch_lib.num_examples(element)

@@ -1,7 +1,7 @@
 """The constraints of a model's variables, such as `kernel_constraint`."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Optional
 
 import keras
 import tensorflow as tf
@@ -29,10 +29,16 @@ class Constraints:
       # Constraints may use variables or constants of their own.
       self._function = StatelessFunction(self._values, self._constrained)
 
-  def assign(self) -> None:
-    """Changes the variables, in a function that Keras's variables belong to."""
-    for variable in self._constrained:
-      variable.assign(variable.constraint(variable))
+  def assign(self, is_trained: Optional[Sequence[bool]] = None) -> None:
+    """Changes the variables, in a function that Keras's variables belong to.
+
+    Args:
+      is_trained: Which of the trainable variables are trained; the others do
+        not change. Default: all are.
+    """
+    for position, variable in zip(self.positions, self._constrained):
+      if is_trained is None or is_trained[position]:
+        variable.assign(variable.constraint(variable))
 
   def _values(self) -> list[tf.Tensor]:
     self.assign()
