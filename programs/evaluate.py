@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import contextlib
+import functools
 import pathlib
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
@@ -335,6 +336,7 @@ def _adapt(
 ) -> None:
   """Adapts the model of a run to clients, and saves and tests the models."""
   dependencies.require_tff()
+  from tff_bn.programs.runs import run_building
   from tff_bn.programs.testing import adapted_clients
   from tff_bn.programs.testing import evaluation_file
   from tff_bn.programs.testing import model_evaluation
@@ -378,6 +380,7 @@ def _adapt(
       folder,
       flags.adapt,
       flags.adapt_epochs,
+      functools.partial(run_building.build_local_training, settings),
       lambda weights, file: saved_models.export(
           model, weights, file, saved_inputs.preparation(manifest)
       ),

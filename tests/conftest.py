@@ -12,6 +12,9 @@ import sys
 import contexts
 import pytest
 
+# Before TensorFlow, so that it uses oneDNN.
+import tff_bn  # noqa: F401
+
 # All tests, and the programs that they start, compute the same bits, whichever
 # comes first. Several test processes keep the cores busy.
 os.environ.setdefault('TF_NUM_INTRAOP_THREADS', '1')

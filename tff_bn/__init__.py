@@ -18,6 +18,9 @@ if sys.version_info < (3, 11):  # noqa: UP036
 importlib.import_module(f'{__name__}.imports.tff_imports')
 
 from tff_bn.imports import lazy  # noqa: E402
+from tff_bn.imports import onednn  # noqa: E402
+
+onednn.switch_on()
 
 __version__ = '0.1.0'
 

@@ -14,11 +14,11 @@ from tff_bn.common import spelling
 from tff_bn.data import class_balance
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
+from tff_bn.processes.stateful_process import StatefulLearningProcess
 from tff_bn.programs.flags import run_flags
 from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.results import report
 from tff_bn.programs.results import tables
-from tff_bn.programs.runs import run_building
 from tff_bn.programs.runs import run_folder
 from tff_bn.programs.testing import model_evaluation
 from tff_bn.training import evaluation
@@ -134,6 +134,7 @@ def adapt(
     folder: pathlib.Path,
     how: str,
     epochs: int,
+    build_local_training: Callable[[BatchNormModel], StatefulLearningProcess],
     export: Callable[[ModelWeights, pathlib.Path], None],
 ) -> tuple[list[AdaptedClient], dict[str, str]]:
   """Adapts the model of a run to each client, and saves it.
@@ -147,6 +148,7 @@ def adapt(
     how: A key of `run_flags.ADAPT`.
     epochs: The number of passes over a client's training data, of
       `run_flags.BATCH_NORM`.
+    build_local_training: Builds the run's local training for a model.
     export: Saves weights as a Keras file.
 
   Returns:
@@ -164,15 +166,6 @@ def adapt(
         data.client_test_dataset(client_id, _BATCH_SIZE),
         kind,
         client_id,
-    )
-
-  def build_training(
-      weights: ModelWeights,
-  ) -> later_clients.BatchNormTraining:
-    return later_clients.BatchNormTraining(
-        model,
-        weights,
-        lambda frozen: run_building.build_local_training(settings, frozen),
     )
 
   batches = dict(batch_size=settings.batch_size, seed=settings.seed)
@@ -193,7 +186,9 @@ def adapt(
       if how == run_flags.BATCH_NORM:
         # Clients with own models can differ in more than their BN.
         if training is None or not training.fits(weights):
-          training = build_training(weights)
+          training = later_clients.BatchNormTraining(
+              model, weights, build_local_training
+          )
         new_weights = training.train(
             new_weights, data, client_id, epochs=epochs, **batches
         )

@@ -8,13 +8,17 @@ import pathlib
 import platform
 
 import tff_bn
+from tff_bn.imports import onednn
 
 _PACKAGES = ('tensorflow', 'keras', 'tensorflow-federated', 'numpy')
 
 
 @functools.cache
 def versions() -> dict[str, str]:
-  """Returns versions by package name, with a checksum of this package."""
+  """Returns versions by package name, and what else changes bits.
+
+  These are a checksum of this package, and TensorFlow's setting of oneDNN.
+  """
   found = {'tff_bn': tff_bn.__version__, 'python': platform.python_version()}
   for name in _PACKAGES:
     try:
@@ -22,6 +26,7 @@ def versions() -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:
       found[name] = 'unknown'
   found['tff_bn source'] = _source_checksum()
+  found[onednn.VARIABLE] = onednn.setting()
   return found
 
 
