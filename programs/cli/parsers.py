@@ -1,6 +1,8 @@
 """Texts of flags: parsing and writing values."""
 
 from collections.abc import Iterable
+import csv
+import io
 import re
 from typing import Any
 
@@ -49,7 +51,9 @@ def to_text(value: Any) -> str:
   if isinstance(value, bool):
     return str(value).lower()
   if isinstance(value, tuple):
-    return ','.join(to_text(element) for element in value)
+    text = io.StringIO()
+    csv.writer(text, lineterminator='').writerow(map(to_text, value))
+    return text.getvalue()
   return str(value)
 
 

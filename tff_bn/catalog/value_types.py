@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Callable, Collection, Sequence
+import csv
 import math
 import numbers
 import os
@@ -381,6 +382,8 @@ class Chain(ValueType):
 class List(ValueType):
   """Comma-separated lists of different values.
 
+  A value that contains a comma is written in double quotes.
+
   Attributes:
     element: The values.
   """
@@ -415,7 +418,11 @@ class List(ValueType):
   def _elements(self, value: str | Sequence[Any]) -> Sequence[Any]:
     if not isinstance(value, str):
       return value
-    return [part.strip() for part in value.split(',')]
+    try:
+      (parts,) = csv.reader([value], skipinitialspace=True, strict=True)
+    except csv.Error as error:
+      raise ValueError(f'{value}: {error}.') from error
+    return [part.strip() for part in parts] or ['']
 
 
 POSITIVE_INTEGER = Number(int, minimum=1)

@@ -104,6 +104,16 @@ def test_spaces_in_a_tuple():
   assert parser.parse('red, green') == ('red', 'green')
 
 
+def test_values_with_commas_in_a_tuple():
+  parser = value_types.List(value_types.TEXT)
+  values = ('Smith, Ann', '"Bo" Lee', 'Wu')
+  assert parser.parse('"Smith, Ann", """Bo"" Lee",Wu') == values
+  assert parser.parse(parsers.to_text(values)) == values
+  assert parsers.to_text(('a', 'b')) == 'a,b'
+  with pytest.raises(ValueError, match='unexpected end of data'):
+    parser.parse('"Smith, Ann')
+
+
 def test_tuple():
   parser = value_types.List(value_types.Number(int, minimum=0))
   assert parser.parse('3, 1') == (3, 1)
