@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 from absl import flags as absl_flags
 
 from tff_bn.catalog import datasets
+from tff_bn.catalog import table_options
 from tff_bn.common import spelling
 from tff_bn.data import splits
 from tff_bn.imports import dependencies
@@ -34,6 +35,14 @@ if TYPE_CHECKING:
 
 # The file has all rows.
 _MAX_PRINTED_ROWS = 100
+_ENCODING = "the run's encoding is used for all tables"
+# Flags of the data that must not be given.
+_DECIDED_BY_THE_RUN = {
+    'pixel_scaling': "the run's scaling is used for all data",
+    'task': 'the run decides the task',
+    table_options.MISSING.name: _ENCODING,
+    table_options.CATEGORIES.name: _ENCODING,
+}
 
 
 def define_flags(
@@ -87,16 +96,11 @@ def read_request(flags: command_line.ParsedFlags) -> Request:
         f'--run={folder} is a comparison; choose one of the runs in'
         f' {folder / run_folder.RUNS}.'
     )
-  if flags.is_given('pixel_scaling'):
-    raise ValueError(
-        f'{flags.text("pixel_scaling")} cannot be changed after the training;'
-        " the run's scaling is used for all data."
-    )
-  if flags.is_given('task'):
-    raise ValueError(
-        f'{flags.text("task")} cannot be changed after the training; the run'
-        ' decides the task.'
-    )
+  for name, reason in _DECIDED_BY_THE_RUN.items():
+    if flags.is_given(name):
+      raise ValueError(
+          f'{flags.text(name)} cannot be changed after the training; {reason}.'
+      )
   instead = next(
       (n for n in ('export_client', 'predict') if flags.is_given(n)), None
   )

@@ -98,6 +98,11 @@ def test_a_table(table_run, tmp_path, capsys):
   exec(textwrap.dedent(f'{" " * 9}{code}'), found)
   right = np.mean(np.array(found['predicted']) == found['table'].ill)
   assert float(rows[0]['accuracy']) == pytest.approx(right, abs=1e-6)
+  for flag in ('--categories=embedded', '--missing_values=mean'):
+    with_flag = [f'--run={run}', f'--dataset=csv:{path}', flag]
+    assert evaluate.run(with_flag) == 2
+    error = capsys.readouterr().err
+    assert f'{flag} cannot be changed after the training; the run' in error
   # So does the program, for rows that need no labels.
   later.drop(columns='ill').to_csv(path, index=False)
   assert (
