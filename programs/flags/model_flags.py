@@ -5,6 +5,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Optional
 
 from tff_bn.catalog import models
+from tff_bn.catalog import table_options
 from tff_bn.catalog import tasks
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli import parsers
@@ -24,6 +25,11 @@ class ModelFlags(flag_groups.base_class(*models.OPTIONS)):  # type: ignore[misc]
   def check(cls, flags: ParsedFlags) -> None:
     """See `Flags.check`."""
     super().check(flags)
+    if (
+        flags.categories == table_options.EMBEDDED
+        and flags.initial_model is None
+    ):
+      models.check_embeds_categories(flags.model)
     if flags.pan == models.NO_ENCODINGS or not flags.pan_personal_share:
       return
     for name in models.PAN_SWITCHES:

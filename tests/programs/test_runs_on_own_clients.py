@@ -119,8 +119,8 @@ def test_a_table(table_run, tmp_path, capsys):
 
 
 def test_a_model_without_embeddings(tmp_path, capsys):
+  # It is found before the table is read.
   path = tmp_path / 'patients.csv'
-  _patients(0, ['a', 'b']).to_csv(path, index=False)
   flags = [
       f'--dataset=csv:{path}',
       '--label_column=ill',

@@ -7,6 +7,7 @@ import os
 import re
 from typing import Any, Optional
 
+from tff_bn.catalog import table_options
 from tff_bn.catalog import tasks
 from tff_bn.catalog import value_types
 from tff_bn.catalog.options import OWN_NAME
@@ -235,6 +236,19 @@ def fitting(input_shape: Sequence[int], task: str) -> list[str]:
   """
   names = [n for n, model in MODELS.items() if model.fits(input_shape, task)]
   return sorted(names, key=lambda name: MODELS[name].samples is None)
+
+
+def check_embeds_categories(name: str) -> None:
+  """Checks that a model embeds categories."""
+  if MODELS[name].takes_categories:
+    return
+  able = [n for n, model in MODELS.items() if model.takes_categories]
+  option = table_options.CATEGORIES.name
+  raise ValueError(
+      f'{option}={table_options.EMBEDDED} is impossible with model={name},'
+      f' which embeds no categories; use model={" or ".join(able)}, or'
+      f' {option}={table_options.ONE_HOT}.'
+  )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,6 @@ import numpy as np
 
 from tff_bn.catalog import datasets
 from tff_bn.catalog import models
-from tff_bn.catalog import table_options
 from tff_bn.catalog import tasks
 from tff_bn.catalog import value_types
 from tff_bn.common import checks
@@ -220,23 +219,10 @@ def _builder(
   else:
     arguments = _normalization_argument(name, build, normalization)
   if category_counts:
-    _check_categories(model)
+    models.check_embeds_categories(name)
     arguments['category_counts'] = dict(category_counts)
   _check_input_shape(model, input_shape, task)
   return functools.partial(build, input_shape, num_outputs, **arguments)
-
-
-def _check_categories(model: models.Model) -> None:
-  """Checks that a model embeds categories."""
-  if model.takes_categories:
-    return
-  able = [n for n, model in models.MODELS.items() if model.takes_categories]
-  option = table_options.CATEGORIES.name
-  raise ValueError(
-      f'{option}={table_options.EMBEDDED} is impossible with'
-      f' model={model.name}, which embeds no categories; use'
-      f' model={" or ".join(able)}, or {option}={table_options.ONE_HOT}.'
-  )
 
 
 @contextlib.contextmanager
