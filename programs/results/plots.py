@@ -164,12 +164,16 @@ def _heat_maps(
   """
   shown_columns = report.columns_of(runs)
   main = report.main_kind(shown_columns)
+  ends = {
+      f'{measures.TEST}{main.name}': '',
+      f'{measures.CLIENT_TEST}{main.name}': '_clients',
+  }
   for (rows, by, worst_of), column in itertools.product(
       _pairs(axes), columns.averaged(shown_columns)
   ):
     others = [a for a in axes if a not in (rows, by, *worst_of)]
     if (
-        column.kind != main
+        column.name not in ends
         or not main.has_direction
         or _num_cells(others) > _MAX_PANELS
         or (results[column.name] == '').all()
@@ -184,7 +188,7 @@ def _heat_maps(
     for axis in worst_of:
       labels = ','.join(point.label for point in axis.points)
       shown += f', the worst case over {axis.name}={labels}'
-    end = '_clients' if column.name.startswith(measures.CLIENT_TEST) else ''
+    end = ends[column.name]
     yield f'heat_map_{rows.name}_{by.name}{end}', _heat_map(
         results, rows, by, others, worst_of, column, (shown, title)
     )
