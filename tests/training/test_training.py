@@ -991,6 +991,7 @@ class TestEventLoops:
 
     assert asyncio.run(call()).rows[-1]['round'] == 1
 
+  @pytest.mark.usefixtures('interruptible')
   def test_interrupt_inside_a_running_event_loop(self, model, tmp_path):
     process = training_fakes.build_process(model, False)
     main_thread = threading.get_ident()
