@@ -29,6 +29,11 @@ _RATE = 0.01
 _MOMENTUM = 0.9
 _NUM_CLASSES = 10
 _SIZES = 24, 16
+# The last layer of the models here, which begin as those of keras.applications.
+_LAST_LAYERS = {
+    'EfficientNetB0': 'block3b_add',
+    'MobileNetV2': 'block_6_project',
+}
 _INPUT_SPEC = (
     tf.TensorSpec([None, 32, 32, 3], tf.float32),
     tf.TensorSpec([None], tf.int32),
@@ -37,12 +42,15 @@ _INPUT_SPEC = (
 
 def _new_keras_model(name):
   keras.utils.set_random_seed(1)
-  model = getattr(keras.applications, name)(
+  whole = getattr(keras.applications, name)(
       weights=None,
       input_shape=_INPUT_SPEC[0].shape[1:],
-      classes=_NUM_CLASSES,
-      classifier_activation=None,
+      include_top=False,
   )
+  # Later blocks have the same layers as earlier ones.
+  features = whole.get_layer(_LAST_LAYERS[name]).output
+  pooled = keras.layers.GlobalAveragePooling2D()(features)
+  model = keras.Model(whole.input, keras.layers.Dense(_NUM_CLASSES)(pooled))
   for layer in all_layers(model):
     if isinstance(layer, keras.layers.Dropout):
       layer.rate = 0.0
