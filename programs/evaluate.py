@@ -411,8 +411,11 @@ def _adapt(
     print(f'{client.client_id}: {code}')
   if len(clients) > _MAX_PRINTED_ROWS:
     print(f'… and {len(clients) - _MAX_PRINTED_ROWS} more clients.')
-  for client_id, reason in left_out.items():
+  for client_id, reason in list(left_out.items())[:_MAX_PRINTED_ROWS]:
     print(f'{client_id}: not adapted. {reason}')
+  if len(left_out) > _MAX_PRINTED_ROWS:
+    others = len(left_out) - _MAX_PRINTED_ROWS
+    print(f'… and {others} more clients: not adapted.')
   _print_usage(settings, manifest, run, flags.kept_round)
   print(f'\nTable: {path}')
 
