@@ -456,8 +456,8 @@ def _export(
     saved, model = run_building.load_models(settings, run, which)
     if not saved.client_ids:
       raise ValueError(
-          f'--export_client={",".join(client_ids)} has no effect: the clients'
-          f' of --run={run} have no own models. All use'
+          f'--export_client={parsers.to_text(tuple(client_ids))} has no effect:'
+          f' the clients of --run={run} have no own models. All use'
           f' {run / run_folder.MODEL / run_folder.MODEL_FILE}.'
       )
     new = [c for c in client_ids if c not in saved.client_ids]

@@ -596,7 +596,8 @@ class TestValidation:
     )
     assert first == again != other
 
-  def test_no_client_trains_on_validation_data(self):
+  @pytest.mark.parametrize('seed', range(5))
+  def test_no_client_trains_on_validation_data(self, seed):
     """Clients share samples, and have some several times."""
     data = tff_bn_data.FederatedData(
         parts_lib.numbered(),
@@ -606,13 +607,20 @@ class TestValidation:
             'c': [50],
         },
         {'a': [], 'b': [], 'c': []},
-    ).with_validation(0.25, seed=3)
+    ).with_validation(0.25, seed)
     used = np.concatenate(list(data.train_indices.values()))
     validation = np.concatenate(list(data.validation_indices.values()))
     assert not set(used) & set(validation)
+    # What they validate on together counts for both.
+    assert set(data.validation_indices['a']) & set(data.validation_indices['b'])
     assert len(data.validation_indices['a']) == 5
-    assert len(data.validation_indices['b']) >= 5
-    # A client with one example trains on it.
+    assert len(data.validation_indices['b']) == 5
+
+  def test_client_with_one_example_trains_on_it(self):
+    data = tff_bn_data.FederatedData(
+        parts_lib.numbered(), {'a': [1, 2, 3], 'c': [50]}, {'a': [], 'c': []}
+    ).with_validation(0.9, seed=3)
+    assert len(data.train_indices['a']) == 1
     assert data.train_indices['c'].tolist() == [50]
     assert not data.validation_indices['c'].size
     assert not list(data.client_validation_dataset('c', 8))

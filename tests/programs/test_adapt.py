@@ -102,7 +102,10 @@ def test_saved_model_has_the_printed_accuracy(
   np.testing.assert_array_equal(old.weights[0], adapted.weights[0])
   # The output says what label shift does, or what can't be balanced.
   if name == 'adapted: statistics':
-    assert "differs from the run's for paris (3: 48% instead of 10%)" in captured.err
+    assert (
+        "differs from the run's for paris (3: 48% instead of 10%)"
+        in captured.err
+    )
   assert ('paris (7)' in captured.err) == ('balanced' in name)
   assert csv_rows.read(run / 'metrics.csv') == before
 
