@@ -18,10 +18,10 @@ class Clients(abc.ABC):
   """The clients of one invocation of a plan.
 
   Attributes:
-    seconds: How long each client was computed; `None` if it is not measured.
+    seconds: How long each client was computed.
   """
 
-  seconds: Optional[Sequence[float]] = None
+  seconds: Sequence[float]
 
   @abc.abstractmethod
   def compute(self, number: int) -> Generator[Sequence[Any], None, None]:

@@ -28,7 +28,7 @@ class PlanContext(tff.framework.SyncContext, abc.ABC):
 
   Attributes:
     client_seconds: How long each client of the last invocation with clients was
-      computed; `None` before the first one, and where it is not measured.
+      computed; `None` before the first one.
   """
 
   def __init__(self, server_device: str):

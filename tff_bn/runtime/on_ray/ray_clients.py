@@ -54,6 +54,7 @@ class RayClients(execution.Clients):
     self._workers = workers
     self._sender = sender
     self._results: list[dict[symbols.Leaf, Any]] = [{} for _ in self._values]
+    self.seconds: list[float] = [0.0 for _ in self._values]
     # By pass, the reference to the server's values.
     self._received: dict[int, Sequence[ray.ObjectRef]] = {}
     # By client, the worker that has computed the previous passes, and its life.
@@ -147,12 +148,13 @@ class RayClients(execution.Clients):
       if call.error is not None:
         raise call.error.cause from call.error
       try:
-        folded, results = ray.get(call.values)
+        folded, results, seconds = ray.get(call.values)
       except ray.exceptions.RayError:
         # The machine that had the values was lost.
         self._homes.pop(client, None)
         heapq.heappush(self._queue, client)
         continue
+      self.seconds[client] += seconds
       part = self._plan.passes[self._pass_number]
       for leaf, value in zip(part.results, results, strict=True):
         if isinstance(value, np.ndarray):

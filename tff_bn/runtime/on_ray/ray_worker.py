@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import os
 import platform
+import time
 from typing import Any, Optional
 
 import ray
@@ -95,14 +96,16 @@ class Worker:
   @ray.method(num_returns=2)
   def compute(
       self, task: Task
-  ) -> tuple[bool, Optional[tuple[list[Any], list[Any]]]]:
+  ) -> tuple[bool, Optional[tuple[list[Any], list[Any], float]]]:
     """Computes a client's part of a pass.
 
     Returns:
       Whether the worker could compute the task, which it can't if it does not
       have the values of the previous passes; and the arrays of the pass's
-      `folded`, without the server's leaves, and of its `results`.
+      `folded`, without the server's leaves, those of its `results`, and the
+      seconds that this took.
     """
+    start = time.monotonic()
     invocation = self._invocation(task)
     tensors = invocation.kept.pop(task.client, None)
     first = task.pass_number
@@ -123,12 +126,11 @@ class Worker:
     part = invocation.plan.passes[task.pass_number]
     folded = [leaf for leaf in part.folded if leaf in tensors]
     invocation.kept[task.client] = {leaf: tensors[leaf] for leaf in part.kept}
-    return True, (
-        transport.to_arrays(folded, [tensors[leaf] for leaf in folded]),
-        transport.to_arrays(
-            part.results, [tensors[leaf] for leaf in part.results]
-        ),
+    folded_arrays = transport.to_arrays(folded, [tensors[f] for f in folded])
+    result_arrays = transport.to_arrays(
+        part.results, [tensors[leaf] for leaf in part.results]
     )
+    return True, (folded_arrays, result_arrays, time.monotonic() - start)
 
   def release(self, invocation: int) -> None:
     """Frees the values of an invocation, given by its number."""
