@@ -1,5 +1,7 @@
 """`tff-bn-evaluate --adapt`: clients that join after the training."""
 
+import json
+
 import csv_rows
 import keras
 import numpy as np
@@ -11,16 +13,17 @@ from tff_bn.programs import train
 from tff_bn.programs.testing import adapted_clients
 from tff_bn.training import saved_models
 
+_RUN = (
+    *('--algorithm=fedbn', '--dataset=digits', '--model=mlp3'),
+    *('--split=iid', '--num_clients=2', '--rounds=2', '--local_epochs=1'),
+    '--batch_size=32',
+)
+
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
   folder = tmp_path_factory.mktemp('adapt') / 'run'
-  arguments = [
-      *('--algorithm=fedbn', '--dataset=digits', '--model=mlp3'),
-      *('--split=iid', '--num_clients=2', '--rounds=2', '--local_epochs=1'),
-      *('--batch_size=32', f'--output_dir={folder}'),
-  ]
-  assert train.run(arguments) == 0
+  assert train.run([*_RUN, f'--output_dir={folder}']) == 0
   return folder
 
 
@@ -58,8 +61,8 @@ def _adapt(run, later, out, *arguments):
   )
 
 
-def _model(out):
-  stem = saved_models.client_file_stem('paris')
+def _model(out, client='paris'):
+  stem = saved_models.client_file_stem(client)
   return keras.models.load_model(out / f'adapted_clients/{stem}.keras')
 
 
@@ -173,6 +176,32 @@ def test_each_client_of_a_run(run, tmp_path, capsys):
   rows = csv_rows.read(tmp_path / 'evaluation.csv')
   assert [row['client'] for row in rows] == ['client_0', 'client_1']
   assert len(list((tmp_path / 'adapted_clients').iterdir())) == 2
+
+
+def test_clients_with_layers_of_their_own(tmp_path, capsys):
+  """Each keeps its own last layer, and only its batch normalization trains."""
+  folder, out = tmp_path / 'run', tmp_path / 'out'
+  arguments = [*_RUN, '--local_layers=logits', f'--output_dir={folder}']
+  assert train.run(arguments) == 0
+  arguments = [f'--run={folder}', '--adapt=batch_norm', '--adapt_epochs=1']
+  assert evaluate.run([*arguments, f'--output_dir={out}']) == 0
+  capsys.readouterr()
+  kernels = []
+  for client in ('client_0', 'client_1'):
+    before = tiny_runs.load(folder, client)
+    after = _model(out, client)
+    for old, new in zip(before.variables, after.variables, strict=True):
+      is_same = np.array_equal(old.numpy(), new.numpy())
+      assert is_same != old.path.startswith('norm/'), old.path
+    kernels.append(after.get_layer('logits').kernel.numpy())
+  assert (kernels[0] != kernels[1]).any()
+
+
+def test_run_records_its_classes(run):
+  manifest = json.loads((run / 'model/manifest.json').read_text('utf-8'))
+  counts = np.bincount(tiny_runs.split().dataset.y_train)
+  assert manifest['class_counts'] == counts.tolist()
+  assert len(set(counts)) > 1
 
 
 def test_balanced_statistics_of_an_evaluation(run, later, tmp_path, capsys):
