@@ -17,6 +17,7 @@ _WRONG = {
         *('--rows=', '--rows=100', '--rows=10x11x4', '--rows=10x0x4'),
         *('--rows=10x5x3', '--rows=axbxc'),
     ),
+    'onednn': ('--rows=small_cnn', '--rows=', '--repeats=0'),
     'one_exchange': ('--models=vgg9', '--models=', '--rounds=0'),
     'ray_runtime': (
         *('--rows=small_cnn', '--workers=0', '--clients=1', '--repeats=0'),
@@ -61,6 +62,7 @@ _SHARED = ('', 'small_cnn', 'mlp:1x1x1', 'small_cnn:1x2', 'small_cnn:1x0x1')
     ('name', 'texts'),
     [
         ('fedtan', _SHARED),
+        ('onednn', _SHARED),
         ('runtime', _SHARED),
         # A correction needs several clients and steps.
         ('corrections', (*_SHARED, 'small_cnn:1x2x1', 'small_cnn:2x1x1')),
