@@ -107,6 +107,7 @@ def _percent(pattern, text):
   return float(number)
 
 
+@pytest.mark.slow
 def test_fed_bn_in_your_keras_model(run):
   printed = run(
       'fed_bn_in_your_keras_model', [('ROUNDS = 30 ', 'ROUNDS = 10 ')]

@@ -6,6 +6,7 @@ import pytest
 from tff_bn.papers.experiments import experiment_files
 
 
+@pytest.mark.slow
 def test_page_is_up_to_date():
   text = experiments_page.PAGE.read_text(encoding='utf-8')
 

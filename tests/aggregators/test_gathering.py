@@ -263,6 +263,7 @@ def test_state_lasts_over_rounds(any_runtime):
     state = output.state
 
 
+@pytest.mark.slow
 def test_runtimes_agree(in_process_context, native_context):
   process = aggregators.Bucketing(
       aggregators.NearestNeighborMixing(aggregators.TrimmedMean(2), 2), 2

@@ -105,6 +105,7 @@ def _train(process, rounds, *, union=False):
     yield process.get_model_weights(state)
 
 
+@pytest.mark.slow
 def test_whole_trajectory_is_that_of_centralized_training(data):
   model = _model(data, 'small_cnn', 'float64')
   rounds = [_client_batches(data, r, dtype=np.float64) for r in range(1, 6)]

@@ -329,6 +329,7 @@ def test_a_batch_of_one_example():
   _check_case(_TWO_NORMS, (1, 1, 1), moments='two_pass')
 
 
+@pytest.mark.slow
 def test_clients_weighted_uniformly():
   options = dict(client_weighting='uniform')
   _check_case(_TWO_NORMS, (6, 6, 6), moments='two_pass', **options)

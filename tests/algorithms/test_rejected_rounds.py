@@ -76,6 +76,7 @@ class _Overflowing(tff.aggregators.WeightedAggregationFactory):
     return tff.templates.AggregationProcess(initialize, next_fn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'name',
     [

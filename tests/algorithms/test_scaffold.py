@@ -308,6 +308,7 @@ class _Quadratics:
     return np.linalg.solve(left, right)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'uniform', [False, pytest.param(True, marks=pytest.mark.slow)]
 )

@@ -64,6 +64,7 @@ class _Pair:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'options',
     [
@@ -279,6 +280,7 @@ class _Spoiling(tff.aggregators.UnweightedAggregationFactory):
     return tff.templates.AggregationProcess(initialize, next_fn)
 
 
+@pytest.mark.slow
 def test_after_a_model_that_the_server_rejected(toy):
   """The server has a new c, but the old model."""
   pair = _Pair(num_clients=4, statistics_aggregator=_Spoiling())
@@ -312,6 +314,7 @@ def test_after_a_change_of_the_servers_model(toy):
   assert pair.next_round(data) == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_round_with_learning_rate_0(toy):
   pair = _Pair(
       num_clients=4,

@@ -92,6 +92,7 @@ def _assert_equal_metrics(found, expected):
 
 class TestSeveralOutputs:
 
+  @pytest.mark.slow
   def test_one_client_of_fed_avg_equals_fit(self):
     keras_model = _compiled_heads()
     data = _heads_data(10, 0).batch(4)
@@ -108,6 +109,7 @@ class TestSeveralOutputs:
       del train[name], history[name]
     _assert_equal_metrics(train, history)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize(
       'moments', ['two_pass', pytest.param('fused', marks=pytest.mark.slow)]
   )
@@ -290,6 +292,7 @@ class TestWeightsOfClients:
     ):
       np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-6)
 
+  @pytest.mark.slow
   def test_fedtan_gives_a_client_without_data_no_weight(self):
     """Its step is on an example of class 0, whose weight is not 0."""
     keras.utils.set_random_seed(0)

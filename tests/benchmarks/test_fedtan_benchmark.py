@@ -229,6 +229,7 @@ def test_all_ways_train_on_the_same_samples(model, shape):
   assert sums(union) == sums(sum(clients, []))
 
 
+@pytest.mark.slow
 def test_residual_network_is_that_of_the_package():
   keras.utils.set_random_seed(0)
   expected = models.build_resnet20((32, 32, 3), 10)

@@ -302,6 +302,7 @@ class TestMixedPrecision:
     assert result['num_examples'] == 1
     np.testing.assert_allclose(result['values'][0], [[-1e30]], rtol=1e-2)
 
+  @pytest.mark.slow
   def test_training_is_near_training_in_float32(self, toy_images):
     layers = keras.layers
 

@@ -124,6 +124,7 @@ def _permuted(plain, shuffled):
   return np.abs(plain - shuffled).max() > 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'optimizer',
     [_MOMENTUM, tff.learning.optimizers.build_adam(0.01)],
@@ -169,6 +170,7 @@ def test_without_permutations_training_is_the_same_to_the_bit():
   )
 
 
+@pytest.mark.slow
 def test_seed_round_and_client_decide_and_nothing_else():
   model = _model()
   # With learning rate 0, only the permutations change the weights.
@@ -187,6 +189,7 @@ def test_seed_round_and_client_decide_and_nothing_else():
   assert len({run(), run(client=1), run(second), run(round_num=1)}) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('num_batches', 'options', 'num_steps'),
     [

@@ -93,6 +93,7 @@ def test_too_late(monkeypatch):
     runtime.divide_cores(1000)
 
 
+@pytest.mark.slow
 def test_tensorflow_obeys():
   program = """
 import tensorflow as tf

@@ -11,6 +11,7 @@ from tff_bn.catalog import datasets
 from tff_bn.common import memory
 
 
+@pytest.mark.slow
 def test_names_need_no_tensorflow_and_digits_no_tff():
   code = """
 import sys

@@ -199,6 +199,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_without_tensorflow(tmp_path):
   expected = {}
   names = ['all']

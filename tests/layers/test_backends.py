@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'models',
     [

@@ -424,6 +424,7 @@ _DISTRIBUTED = """
 """
 
 
+@pytest.mark.slow
 def test_replicas_equal_one_device_with_the_whole_batch(tmp_path):
   result = subprocess.run(
       [sys.executable, '-c', textwrap.dedent(_DISTRIBUTED)],

@@ -67,6 +67,7 @@ def test_other_samples(shape):
     models.build_model_fn('conv1d', shape, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('in_process_runtime')
 @pytest.mark.parametrize(
     ('name', 'shape'),

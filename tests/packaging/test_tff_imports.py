@@ -54,6 +54,7 @@ def _output_of_quiet_run(code: str) -> str:
   return result.stdout
 
 
+@pytest.mark.slow
 def test_used_context_ends_quietly_in_the_background():
   # A shell lets those that it starts with `&` in a script ignore Ctrl-C.
   output = _output_of_quiet_run(f"""
@@ -66,6 +67,7 @@ import tff_bn
   assert not pathlib.Path(f'/proc/{int(output)}').exists()
 
 
+@pytest.mark.slow
 def test_unused_context_ends_quietly_and_stand_ins_are_gone():
   # As if setuptools, which provides distutils since Python 3.12, was installed
   # after Python had started.

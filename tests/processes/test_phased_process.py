@@ -356,6 +356,7 @@ class TestClientStates:
       states.append((state, clients))
     return states
 
+  @pytest.mark.slow
   def test_states_go_through_the_phases(self, any_runtime, fixbn):
     first, second = (
         with_next(fixbn, phase.computation) for phase in fixbn.next.phases

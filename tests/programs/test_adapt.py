@@ -178,6 +178,7 @@ def test_each_client_of_a_run(run, tmp_path, capsys):
   assert len(list((tmp_path / 'adapted_clients').iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_clients_with_layers_of_their_own(tmp_path, capsys):
   """Each keeps its own last layer, and only its batch normalization trains."""
   folder, out = tmp_path / 'run', tmp_path / 'out'

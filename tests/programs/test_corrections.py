@@ -19,6 +19,7 @@ _SMALL = (
 )
 
 
+@pytest.mark.slow
 def test_comparison(tmp_path):
   names = ['moon', 'fedtan_ii+fedprox']
   arguments = [
@@ -147,6 +148,7 @@ def test_run_whose_rounds_all_fail_is_no_success(tmp_path, capsys):
   assert len(csv_rows.read(tmp_path / 'metrics.csv')) == 3
 
 
+@pytest.mark.slow
 def test_run_with_fewer_failed_rounds_goes_on(tmp_path, monkeypatch):
   warnings = []
   monkeypatch.setattr(

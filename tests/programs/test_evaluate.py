@@ -147,6 +147,7 @@ def test_models_of_an_earlier_version(run, sampled, tmp_path, capsys):
   _assert_same(_exported(copy, sampled), tiny_runs.load(run, sampled))
 
 
+@pytest.mark.slow
 def test_evaluation_of_many_clients(run, sampled, tmp_path, capsys):
   capsys.readouterr()
   assert evaluate.run([f'--run={run}', f'--output_dir={tmp_path}']) == 0

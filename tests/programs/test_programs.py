@@ -203,6 +203,7 @@ np.save(logits, model.predict(np.load(x), verbose=0))
 """
 
 
+@pytest.mark.slow
 def test_model_opens_without_this_package_and_tensorflow(comparison, tmp_path):
   run = comparison[0] / 'runs' / 'fedavg-seed0'
   path = run / 'model' / 'model.keras'
@@ -333,6 +334,7 @@ def test_run_is_continued_wherever_it_is_computed(comparison, tmp_path, capsys):
   assert 'This run is finished.' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('precision', 'arguments'),
     [

@@ -62,6 +62,7 @@ def _titles(monkeypatch):
   return titles
 
 
+@pytest.mark.slow
 def test_sweep_grows(tmp_path, monkeypatch, capfd):
   folder = tmp_path / 'sweep'
   titles = _titles(monkeypatch)

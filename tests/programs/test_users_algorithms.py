@@ -59,6 +59,7 @@ def _compare(*more):
   return compare.run([*arguments, *more])
 
 
+@pytest.mark.slow
 def test_comparison_and_evaluation(folder, capsys):
   assert _compare() == command_line.OK
   output = capsys.readouterr().out

@@ -72,6 +72,7 @@ _ON_IMAGES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'name',
     [

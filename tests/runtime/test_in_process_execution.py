@@ -53,6 +53,7 @@ def test_same_bits_for_any_number_of_clients_at_a_time():
   assert len(digests) == 1
 
 
+@pytest.mark.slow
 def test_several_devices_compute_the_same_bits(example, in_process_context):
   expected = in_process_example.digest(
       in_process_context, in_process_example.build_round()

@@ -320,6 +320,7 @@ def test_interpreter_exit():
   assert 'Traceback' not in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'signum',
     [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)],

@@ -105,6 +105,7 @@ def runs(model, tmp_path_factory):
   return found
 
 
+@pytest.mark.slow
 @training_fakes.both_kinds
 def test_models_are_those_of_a_run_that_ends_there(
     model, runs, tmp_path, stateful

@@ -86,6 +86,7 @@ def _check_faults(library, folder, faults):
     assert _snapshot(pathlib.Path(run['run_dir']), model) == expected, run
 
 
+@pytest.mark.slow
 def test_after_a_fault_the_same_command_comes_to_the_same_end(
     library, tmp_path
 ):

@@ -140,6 +140,7 @@ def _federated_data():
   return data.scaled('standardized').with_validation(0.25, 0)
 
 
+@pytest.mark.slow
 def test_inputs_of_the_keras_files_are_chosen_by_the_same_run(model, tmp_path):
   data = _federated_data()
   raw = 4 * data.dataset.x_test

@@ -26,6 +26,7 @@ def model(data):
   return training_example.build_model(data)
 
 
+@pytest.mark.slow
 def test_killed_program(model, data, tmp_path):
   process = training_example.build_process('fed_bn', model)
   folders = tmp_path / 'uninterrupted', tmp_path / 'killed'

@@ -103,6 +103,7 @@ def _arguments(output, *more):
   ]
 
 
+@pytest.mark.slow
 def test_numbers_are_the_means_of_the_runs(finished):
   results = csv_rows.read(finished / 'results.csv')
   assert len(results) == 2 * 2

@@ -153,6 +153,7 @@ def test_wrong_flags(arguments, message, tmp_path, monkeypatch, capsys):
   assert csv_rows.contents(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_analyses_until_it_is_removed(fedavg, tmp_path):
   run = tiny_runs.with_flags(fedavg, tmp_path / 'run')
   before = csv_rows.contents(run)

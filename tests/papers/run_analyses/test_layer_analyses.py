@@ -48,6 +48,7 @@ def divergence(comparison):
   return tiny_runs.analyze('weight_divergence', comparison)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('algorithm', 'seed'), [('fedavg', 0), ('fedbn', 1)])
 def test_weight_divergence(comparison, divergence, algorithm, seed):
   run = comparison / 'runs' / f'{algorithm}-seed{seed}'

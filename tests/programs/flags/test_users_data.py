@@ -211,6 +211,7 @@ def _losses(folder):
   return [row['test_loss'] for row in csv_rows.read(folder / 'metrics.csv')]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('jobs', [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_comparison_equals_our_own_parts(jobs, module, capsys):
   flags = [*tiny_runs.FLAGS, '--split=iid', f'--seed={jobs - 1}']

@@ -194,6 +194,7 @@ def _losses(folder):
   return [row['test_loss'] for row in csv_rows.read(folder / 'metrics.csv')]
 
 
+@pytest.mark.slow
 def test_runs_equal_those_of_our_own_rules(module, capsys):
   arguments = [
       *tiny_runs.FLAGS,

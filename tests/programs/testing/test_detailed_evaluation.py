@@ -196,6 +196,7 @@ def overflowing_model(input_shape, num_outputs):
   return keras.Model(x, keras.layers.Add()([y, zero_or_nan]))
 
 
+@pytest.mark.slow
 def test_binary_run_with_outputs_that_are_nan(tmp_path, capsys):
   rng = np.random.default_rng(0)
   x = rng.normal(size=(60, 3)).astype(np.float32)

@@ -73,6 +73,7 @@ def _expected(run, data, client, prior):
   return accuracies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'algorithm', ['fedbn', pytest.param('fbn', marks=pytest.mark.slow)]
 )
@@ -143,6 +144,7 @@ def comparison(tmp_path_factory):
   return folder, arguments
 
 
+@pytest.mark.slow
 def test_files_of_a_comparison(comparison):
   folder, arguments = comparison
   rows = csv_rows.read(folder / 'held_out.csv')

@@ -205,6 +205,7 @@ class TestLosses:
     with contexts.default(context):
       yield
 
+  @pytest.mark.slow
   def test_killed_while_it_computes(self, context, fed_bn, expected, trap):
     before = ray_contexts.pids(context)
     datasets = ray_example.traps(trap, signal_number=signal.SIGKILL)
