@@ -17,6 +17,8 @@ from absl import app
 from absl import flags
 import harness
 
+from tff_bn.imports import onednn
+
 flags.adopt_module_key_flags(harness)
 
 # By the name in reports and flags: a model of `tff_bn.models`, and its images.
@@ -42,8 +44,7 @@ _REPEATS = flags.DEFINE_integer(
     'repeats', 3, 'Number of processes of each kind.', lower_bound=1
 )
 
-_VARIABLE = 'TF_ENABLE_ONEDNN_OPTS'
-# The value of the variable, by the heading in the report.
+# The value of TensorFlow's variable, by the heading in the report.
 _WAYS = {'with': '1', 'without': '0'}
 _ROUNDS = 6
 # The largest ratio with / without. Images of 8 × 8 pixels have no floor: there,
@@ -124,7 +125,7 @@ def measure(rows: Sequence[Row], repeats: int) -> Measurements:
     seconds[row] = {way: [] for way in _WAYS}
     for _ in range(repeats):
       for way, value in _WAYS.items():
-        with mock.patch.dict(os.environ, {_VARIABLE: value}):
+        with mock.patch.dict(os.environ, {onednn.VARIABLE: value}):
           seconds[row][way].append(harness.in_new_process(time_round, row))
   return Measurements(harness.in_new_process(harness.describe_machine), seconds)
 
@@ -157,8 +158,8 @@ def report(measurements: Measurements) -> tuple[str, bool]:
       '## Seconds per round',
       '',
       "FedAvg, clients × steps × batch, with and without TensorFlow's use of"
-      f' oneDNN (`{_VARIABLE}`). The number at the end of `small_cnn` is the'
-      ' width of its images. The fastest'
+      f' oneDNN (`{onednn.VARIABLE}`). The number at the end of `small_cnn` is'
+      ' the width of its images. The fastest'
       f' of {_ROUNDS - 1} rounds in each process, and of these the fastest;'
       ' the ratios are of successive processes.',
       '',

@@ -85,7 +85,7 @@ def _shares(
 ) -> np.ndarray:
   """Returns the share of each of the run's classes in a client's samples."""
   counts = class_balance.class_counts(data, client_id)
-  # Data of its own may lack the run's last classes.
+  # The data of a new client may lack the run's last classes.
   return np.pad(counts, (0, num_classes - len(counts))) / counts.sum()
 
 

@@ -29,7 +29,7 @@ _RATE = 0.01
 _MOMENTUM = 0.9
 _NUM_CLASSES = 10
 _SIZES = 24, 16
-# The last layer of the models here, which begin as those of keras.applications.
+# The layer after which each model is cut.
 _LAST_LAYERS = {
     'EfficientNetB0': 'block3b_add',
     'MobileNetV2': 'block_6_project',

@@ -54,10 +54,10 @@ def test_variable_decides(monkeypatch):
   values = []
 
   def in_new_process(function, *args):
-    values.append(benchmark.os.environ.get(benchmark._VARIABLE))
+    values.append(benchmark.os.environ.get(benchmark.onednn.VARIABLE))
     return [] if function is benchmark.harness.describe_machine else 1.0
 
-  monkeypatch.setenv(benchmark._VARIABLE, 'mine')
+  monkeypatch.setenv(benchmark.onednn.VARIABLE, 'mine')
   monkeypatch.setattr(benchmark.harness, 'in_new_process', in_new_process)
   found = benchmark.measure([_ROW], repeats=2)
   assert values == ['1', '0', '1', '0', 'mine']

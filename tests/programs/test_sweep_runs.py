@@ -143,11 +143,13 @@ def test_rounds_grow(tmp_path, monkeypatch, capsys):
       )
       for prefix in ('test', 'client_test')
   ]
-  assert [' '.join(line.split()) for line in printed.splitlines()[:4]] == [
+  assert printed.splitlines()[:4] == [
       'This run is finished.',
       'After round 3, means over at most 20 clients:',
-      f"clients' own models on the whole test set (mean): {described[0]}",
-      f"each client's model on its own test data (mean): {described[1]}",
+      "  clients' own models on the whole test set (mean):      "
+      f' {described[0]}',
+      "  each client's model on its own test data (mean):       "
+      f' {described[1]}',
   ]
   page = html.unescape((grown / 'report.html').read_text(encoding='utf-8'))
   own_models = "clients' own models on the whole test set (mean)"

@@ -3,8 +3,8 @@
 import csv
 import dataclasses
 
+import multiplications
 import numpy as np
-import tensorflow as tf
 import tensorflow_federated as tff
 import training_fakes
 
@@ -15,19 +15,7 @@ _CONFIG = dataclasses.replace(training_fakes.CONFIG, rounds=2)
 
 
 def test_context_measures_each_client():
-  @tff.tensorflow.computation(np.int32)
-  def multiply(number):
-    def body(step, x):
-      return step + 1, tf.math.l2_normalize(tf.linalg.matmul(x, x))
-
-    return tf.while_loop(
-        lambda step, x: step < number, body, [0, tf.ones([200, 200])]
-    )[0]
-
-  @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
-  def compute(values):
-    return tff.federated_map(multiply, values)
-
+  compute = multiplications.computation()
   with runtime.in_process_runtime(max_concurrent_clients=1) as context:
     assert context.client_seconds is None
     compute([np.int32(0), np.int32(1)])

@@ -100,9 +100,8 @@ def own_statistics(
   )
   values = model.from_model_weights(adapted)
   for info, value in zip(model.variables, values, strict=True):
-    if info.role is Role.MOVING_VARIANCE and info.is_statistic:
-      if np.any(value):
-        continue
+    is_variance = info.is_statistic and info.role is Role.MOVING_VARIANCE
+    if is_variance and not np.any(value):
       number = len(data.train_indices[client_id])
       raise ValueError(
           f'The inputs of {info.layer} do not vary in the training data of'
@@ -162,7 +161,7 @@ class BatchNormTraining:
     self._frozen_values = self._frozen(weights)
 
   def fits(self, weights: ModelWeights) -> bool:
-    """Whether the weights that stay as they are equal those of `__init__`."""
+    """Whether the weights that are not trained are those of `__init__`."""
     pairs = zip(self._frozen_values, self._frozen(weights), strict=True)
     return all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
 
@@ -179,7 +178,7 @@ class BatchNormTraining:
     """Trains a client's batch normalization.
 
     Args:
-      weights: The weights to begin with, such as those of `own_statistics`.
+      weights: The initial weights, such as those of `own_statistics`.
         Outside of BN layers, they are the frozen ones.
       data: The data, with the labels of the client's training data.
       client_id: The client.

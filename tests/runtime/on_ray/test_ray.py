@@ -7,6 +7,7 @@ import signal
 import time
 
 import contexts
+import multiplications
 import numpy as np
 import psutil
 import pytest
@@ -63,19 +64,7 @@ def test_the_cluster_listens_on_loopback_only(earlier, context):
 
 
 def test_seconds_of_each_client(context):
-  @tff.tensorflow.computation(np.int32)
-  def multiply(number):
-    def body(step, x):
-      return step + 1, tf.math.l2_normalize(tf.linalg.matmul(x, x))
-
-    return tf.while_loop(
-        lambda step, x: step < number, body, [0, tf.ones([200, 200])]
-    )[0]
-
-  @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
-  def compute(values):
-    return tff.federated_map(multiply, values)
-
+  compute = multiplications.computation()
   with contexts.default(context):
     for number in (1, 2000):  # First, each worker traces the function.
       compute([np.int32(1), np.int32(1), np.int32(number), np.int32(1)])

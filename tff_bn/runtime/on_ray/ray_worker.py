@@ -101,9 +101,9 @@ class Worker:
 
     Returns:
       Whether the worker could compute the task, which it can't if it does not
-      have the values of the previous passes; and the arrays of the pass's
-      `folded`, without the server's leaves, those of its `results`, and the
-      seconds that this took.
+      have the values of the previous passes. If it could: the arrays of the
+      pass's `folded`, except for the server's leaves; the arrays of its
+      `results`; and the seconds that this took.
     """
     start = time.monotonic()
     invocation = self._invocation(task)
