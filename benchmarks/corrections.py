@@ -448,10 +448,7 @@ def report(measurements: Measurements) -> tuple[str, bool]:
 
 def _parse_flags() -> dict[str, Any]:
   """The arguments of `measure`."""
-  rows = [Row.parse(text) for text in _ROWS.value if text]
-  if not rows:
-    raise ValueError('--rows is empty; name at least one round.')
-  return dict(rows=rows, repeats=_REPEATS.value)
+  return dict(rows=Row.parse_all(_ROWS.value), repeats=_REPEATS.value)
 
 
 def main(arguments: Sequence[str]) -> int:

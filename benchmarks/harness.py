@@ -82,6 +82,14 @@ class Row:
       )
     return cls(model, *map(int, parts))
 
+  @classmethod
+  def parse_all(cls, texts: Sequence[str]) -> list[Self]:
+    """Reads the value of `--rows`, at least one row; see `parse`."""
+    rows = [cls.parse(text) for text in texts if text]
+    if not rows:
+      raise ValueError('--rows is empty; name at least one round.')
+    return rows
+
   def __str__(self) -> str:
     clients = 'client' if self.num_clients == 1 else 'clients'
     return (
