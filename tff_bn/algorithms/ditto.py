@@ -21,6 +21,7 @@ from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_training import LocalTraining
 from tff_bn.clients.local_training import LocalTrainingWork
 from tff_bn.clients.local_training_config import LocalTrainingConfig
+from tff_bn.common import client_batches
 from tff_bn.common import numerics
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import FEDAVG
@@ -127,7 +128,7 @@ class _Ditto(LocalTrainingWork):
   def _report(
       self,
       start: client_work.RoundStart,
-      dataset: tf.data.Dataset,
+      dataset: client_batches.Data,
       result: LocalResult,
   ) -> collections.OrderedDict[str, Any]:
     """Trains the personal model, too."""

@@ -20,6 +20,7 @@ from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_training import LocalTraining
 from tff_bn.clients.local_training import LocalTrainingWork
 from tff_bn.clients.local_training_config import LocalTrainingConfig
+from tff_bn.common import client_batches
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import Partition
 from tff_bn.keras_model.shared_weights import SharedWeights
@@ -118,7 +119,7 @@ class _TwoPhases(LocalTrainingWork):
   def _train(
       self,
       start: client_work.RoundStart,
-      dataset: tf.data.Dataset,
+      dataset: client_batches.Data,
       num_steps: Any,
   ) -> LocalResult:
     """Makes the steps of both phases."""

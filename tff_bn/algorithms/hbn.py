@@ -24,6 +24,7 @@ from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_training import LocalTrainingWork
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.clients.moments_collector import StatisticsPass
+from tff_bn.common import client_batches
 from tff_bn.common import numerics
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -204,7 +205,7 @@ class _HbnWork(LocalTrainingWork):
       self,
       statistics_pass: StatisticsPass,
       values: Sequence[tf.Tensor],
-      dataset: tf.data.Dataset,
+      dataset: client_batches.Data,
       round_num: tf.Tensor,
   ) -> list[Moments]:
     """Computes the moments of the inputs of all layers."""
@@ -216,7 +217,7 @@ class _HbnWork(LocalTrainingWork):
   def evaluation_moments(
       self,
       values: Sequence[tf.Tensor],
-      dataset: tf.data.Dataset,
+      dataset: client_batches.Data,
       round_num: tf.Tensor,
   ) -> list[Moments]:
     """Computes the moments of each layer's inputs for `evaluation_state`."""
@@ -225,7 +226,7 @@ class _HbnWork(LocalTrainingWork):
   def collect(
       self,
       values: Sequence[tf.Tensor],
-      dataset: tf.data.Dataset,
+      dataset: client_batches.Data,
       round_num: tf.Tensor,
   ) -> list[Moments]:
     """Returns the moments of the inputs of each layer; see the base class."""

@@ -15,6 +15,7 @@ from tff_bn.clients import update_norms
 from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_step import LocalStep
 from tff_bn.clients.local_training_config import LocalTrainingConfig
+from tff_bn.common import array_form
 from tff_bn.common import numerics
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
@@ -70,10 +71,12 @@ class ClientUpdate(NamedTuple):
   `run` is for use in a `tff.federated_computation`. It takes the server's state
   for the clients, the shared weights, the clients' states if they have any, and
   the data, and returns what `for_round` returns, all at the clients.
+  `array_forms` are the computations in it that take a client's dataset.
   """
 
   run: Callable[..., tff.Value]
   result_type: tff.StructType
+  array_forms: Sequence[array_form.ArrayForm]
 
 
 class RoundStart(NamedTuple):
@@ -118,6 +121,7 @@ class ClientWork:
       training: LocalStep,
       weights: SharedWeights,
   ):
+    self._model = model
     self._training = training
     self._weights = weights
     self.correction = training.correction

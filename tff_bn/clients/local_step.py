@@ -11,6 +11,7 @@ import tensorflow as tf
 from tff_bn.catalog import local_training
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_training_config import LocalTrainingConfig
+from tff_bn.common import client_batches
 from tff_bn.common import numerics
 from tff_bn.common import optimizers
 from tff_bn.keras_model import mixed_precision
@@ -271,7 +272,7 @@ class LocalStep:
     )
 
   def seed_of(
-      self, dataset: tf.data.Dataset, round_num: tf.Tensor
+      self, dataset: client_batches.Data, round_num: tf.Tensor
   ) -> tf.Tensor:
     """Computes the `seed` of a client's dataset, which can be empty."""
     salt = dataset.take(1).reduce(

@@ -15,16 +15,17 @@ from tff_bn.clients.local_step import LocalStep
 from tff_bn.clients.local_step import dense_gradients
 from tff_bn.clients.local_step import output_and_loss
 from tff_bn.clients.local_training_config import LocalTrainingConfig
+from tff_bn.common import array_form
+from tff_bn.common import client_batches
 from tff_bn.common import numerics
 from tff_bn.keras_model import batch as batch_lib
-from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model import mixed_precision
 from tff_bn.keras_model.batch_norm_calls import TrainingCall
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
+from tff_bn.keras_model.dataset_function import DatasetFunction
 from tff_bn.keras_model.shared_weights import SharedWeights
-from tff_bn.keras_model.stateless_function import StatelessFunction
 from tff_bn.layers.batch_moments import Moments
 
 
@@ -38,6 +39,22 @@ class _Step(NamedTuple):
   loss_sum: tf.Tensor
   # Whether the step was not made, but can be with a smaller scale of the loss.
   needs_smaller_scale: tf.Tensor
+
+
+class _Sums(NamedTuple):
+  """What local training computes so far, apart from the assigned variables.
+
+  `num_examples`, `weight_sum` and `loss_sum` are those of `LocalResult`, and
+  `batch_num` is the number of batches that were not empty.
+  """
+
+  optimizer_state: Any
+  num_steps: tf.Tensor
+  num_examples: tf.Tensor
+  weight_sum: tf.Tensor
+  loss_sum: tf.Tensor
+  loss_scale: Any
+  batch_num: tf.Tensor
 
 
 class LocalTraining(LocalStep):
@@ -95,20 +112,23 @@ class LocalTraining(LocalStep):
     self._train_batch = (
         self._scaled_step if self._scales_loss else self._make_step
     )
-    with batch_norm_calls.replaced(model.keras_model, batch_norm_call):
-      self._train = StatelessFunction(
-          self._loop,
-          [
-              *model.keras_model.weights,
-              *([] if correction is None else correction.variables),
-          ],
-          tf.data.DatasetSpec(model.input_spec),
-          tf.nest.map_structure(
-              tf.TensorSpec.from_tensor, self.initial_optimizer_state()
-          ),
-          tf.TensorSpec([], tf.int64),
-          *([tf.TensorSpec([2], tf.int64)] if self._unit_shuffle else []),
-      )
+    self._train = DatasetFunction(
+        self._loop,
+        [
+            *model.keras_model.weights,
+            *([] if correction is None else correction.variables),
+        ],
+        model.input_spec,
+        [
+            tf.nest.map_structure(
+                tf.TensorSpec.from_tensor, self.initial_optimizer_state()
+            ),
+            tf.TensorSpec([], tf.int64),
+            *([tf.TensorSpec([2], tf.int64)] if self._unit_shuffle else []),
+        ],
+        model.keras_model,
+        batch_norm_call,
+    )
 
   @tf.autograph.experimental.do_not_convert
   def _step(self, element, optimizer_state, loss_scale, num_steps):
@@ -218,48 +238,62 @@ class LocalTraining(LocalStep):
   def _loop(self, dataset, optimizer_state, num_steps, shuffle_seed=None):
     """Makes the steps of a round."""
     keras_model = self._keras_model
-    num_examples = tf.zeros([], tf.int64)
-    weight_sum = tf.zeros([])
-    loss_sum = tf.zeros([], keras_model.trainable_weights[0].dtype)
-    loss_scale = (
-        mixed_precision.LossScale.initial() if self._scales_loss else ()
-    )
     dataset = self.config.batches(dataset)
     if self._skipped_steps:
       dataset = dataset.skip(self._skipped_steps)
-    batch_num = tf.zeros([], tf.int64)
     if self._unit_shuffle is not None:
       num_batches = _num_batches(dataset)
-    # An iterator, since `for batch in dataset` becomes `Dataset.reduce`, which
-    # instantiates its function again at each call.
-    for element in iter(dataset):
-      # The kernels of convolutions cannot compute an empty batch.
-      if batch_lib.num_examples(element) > 0:
-        step, loss_scale = self._train_batch(
-            element, optimizer_state, loss_scale, num_steps
+
+    def train_batch(sums, element):
+      step, loss_scale = self._train_batch(
+          element, sums.optimizer_state, sums.loss_scale, sums.num_steps
+      )
+      optimizer_state = step.optimizer_state
+      if self._unit_shuffle is not None:
+        optimizer_state = self._unit_shuffle.after_step(
+            optimizer_state, shuffle_seed, sums.batch_num, num_batches
         )
-        optimizer_state = step.optimizer_state
-        num_steps = step.num_steps
-        num_examples += step.batch_size
-        if self.sums_weights:
-          weight_sum += step.weight_sum
-        loss_sum += step.loss_sum
-        if self._unit_shuffle is not None:
-          optimizer_state = self._unit_shuffle.after_step(
-              optimizer_state, shuffle_seed, batch_num, num_batches
-          )
-          batch_num += 1
+      return _Sums(
+          optimizer_state=optimizer_state,
+          num_steps=step.num_steps,
+          num_examples=sums.num_examples + step.batch_size,
+          weight_sum=sums.weight_sum + step.weight_sum,
+          loss_sum=sums.loss_sum + step.loss_sum,
+          loss_scale=loss_scale,
+          batch_num=sums.batch_num + 1,
+      )
+
+    sums = client_batches.fold(
+        dataset,
+        _Sums(
+            optimizer_state=optimizer_state,
+            num_steps=num_steps,
+            num_examples=tf.zeros([], tf.int64),
+            weight_sum=tf.zeros([]),
+            loss_sum=tf.zeros([], keras_model.trainable_weights[0].dtype),
+            loss_scale=(
+                mixed_precision.LossScale.initial() if self._scales_loss else ()
+            ),
+            batch_num=tf.zeros([], tf.int64),
+        ),
+        # The kernels of convolutions cannot compute an empty batch.
+        lambda sums, element: tf.cond(
+            batch_lib.num_examples(element) > 0,
+            lambda: train_batch(sums, element),
+            lambda: sums,
+        ),
+    )
     return LocalResult(
         values=[tf.identity(v) for v in keras_model.weights],
-        num_examples=num_examples,
-        weight_sum=weight_sum,
-        loss_sum=loss_sum,
+        num_examples=sums.num_examples,
+        weight_sum=sums.weight_sum,
+        loss_sum=sums.loss_sum,
         metric_sums=[
             [tf.identity(v) for v in metric.variables]
             for metric in self.metrics
         ],
-        optimizer_state=optimizer_state,
-        num_steps=num_steps,
+        optimizer_state=sums.optimizer_state,
+        num_steps=sums.num_steps,
         collected=[tf.identity(v) for v in self._collecting],
         corrected=(
             [tf.identity(v) for v in self.correction.collecting]
@@ -271,7 +305,7 @@ class LocalTraining(LocalStep):
   def train(
       self,
       values: list[tf.Tensor],
-      dataset: tf.data.Dataset,
+      dataset: client_batches.Data,
       optimizer_state: Any,
       round_num: tf.Tensor,
       correction_values: Sequence[tf.Tensor] = (),
@@ -300,7 +334,7 @@ class LocalTraining(LocalStep):
     )
 
 
-def _num_batches(dataset: tf.data.Dataset) -> tf.Tensor:
+def _num_batches(dataset: client_batches.Data) -> tf.Tensor:
   """Counts the batches that are not empty, an int64 scalar."""
   return dataset.reduce(
       tf.zeros([], tf.int64),
@@ -345,7 +379,7 @@ class LocalTrainingWork(client_work.ClientWork):
       state: Mapping[str, Any],
       shared: ModelWeights,
       client_state: Mapping[str, Any],
-      dataset: tf.data.Dataset,
+      dataset: client_batches.Data,
       optimizer_state: Optional[Any] = None,
       num_steps: Any = 0,
   ) -> collections.OrderedDict[str, Any]:
@@ -364,7 +398,7 @@ class LocalTrainingWork(client_work.ClientWork):
   def _train(
       self,
       start: client_work.RoundStart,
-      dataset: tf.data.Dataset,
+      dataset: client_batches.Data,
       num_steps: Any,
   ) -> LocalResult:
     """Trains the model; see `LocalTraining.train` for the arguments."""
@@ -380,7 +414,7 @@ class LocalTrainingWork(client_work.ClientWork):
   def _report(
       self,
       start: client_work.RoundStart,
-      dataset: tf.data.Dataset,
+      dataset: client_batches.Data,
       result: LocalResult,
   ) -> collections.OrderedDict[str, Any]:
     """Returns the `report` of a result; subclasses may train on the dataset."""
@@ -390,7 +424,7 @@ class LocalTrainingWork(client_work.ClientWork):
   def collect(
       self,
       values: Sequence[tf.Tensor],
-      dataset: tf.data.Dataset,
+      dataset: client_batches.Data,
       round_num: tf.Tensor,
   ) -> Optional[Any]:
     """Computes what the client reports besides its training, before it trains.
@@ -406,21 +440,22 @@ class LocalTrainingWork(client_work.ClientWork):
       self, client_type: Optional[tff.StructType]
   ) -> client_work.ClientUpdate:
     """See the base class."""
-    types = [self.sent_type, self._weights.weights_type(), self.data_type]
+    types = [self.sent_type, self._weights.weights_type()]
     if client_type is not None:
-      types.insert(2, client_type)
+      types.append(client_type)
 
-    @tff.tensorflow.computation(types)
-    def client_update(arguments):
-      state, shared, *client_states, dataset = arguments
+    def client_update(arguments, dataset):
+      state, shared, *client_states = arguments
       (client_state,) = client_states or [{}]
       return client_work.for_round(
           self.run(state, shared, client_state, dataset)
       )
 
+    form = array_form.build(client_update, types, self._model.input_spec)
     return client_work.ClientUpdate(
-        lambda *arguments: tff.federated_map(client_update, arguments),
-        client_update.type_signature.result,
+        lambda *arguments: tff.federated_map(form.computation, arguments),
+        form.computation.type_signature.result,
+        [form],
     )
 
 

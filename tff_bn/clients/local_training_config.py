@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 from tff_bn.catalog import local_training
 from tff_bn.catalog import options
 from tff_bn.common import checks
+from tff_bn.common import client_batches
 from tff_bn.common import optimizers
 
 
@@ -53,7 +54,7 @@ class LocalTrainingConfig:
   seed: int = 0
   jit_compile: bool = local_training.JIT_COMPILE.default
 
-  def batches(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+  def batches(self, dataset: client_batches.Data) -> client_batches.Data:
     """Returns the batches of a client's dataset on which it trains."""
     dataset = dataset.repeat(self.local_epochs)
     if self.local_steps is not None:

@@ -6,13 +6,14 @@ from typing import Any, Optional
 import keras
 import tensorflow as tf
 
+from tff_bn.common import client_batches
 from tff_bn.common import numerics
 from tff_bn.keras_model import batch
 from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model import mixed_precision
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
-from tff_bn.keras_model.stateless_function import StatelessFunction
+from tff_bn.keras_model.dataset_function import DatasetFunction
 from tff_bn.layers import batch_moments
 from tff_bn.layers.batch_moments import Moments
 
@@ -125,12 +126,14 @@ class StatisticsPass:
     self._make_step = (
         tf.function(self._step, jit_compile=True) if jit_compile else self._step
     )
-    with batch_norm_calls.replaced(model.keras_model, self._collector):
-      self._function = StatelessFunction(
-          self._loop,
-          model.keras_model.weights,
-          tf.data.DatasetSpec(model.input_spec),
-      )
+    self._function = DatasetFunction(
+        self._loop,
+        model.keras_model.weights,
+        model.input_spec,
+        [],
+        model.keras_model,
+        self._collector,
+    )
 
   @property
   def is_random(self) -> bool:
@@ -153,18 +156,22 @@ class StatisticsPass:
     ):
       variable.assign(value)
 
-  def _loop(self, dataset: tf.data.Dataset) -> list[tf.Tensor]:
+  def _loop(self, dataset: client_batches.Data) -> list[tf.Tensor]:
     """Returns the values of the collector's variables."""
-    # As in `LocalTraining`.
-    for element in iter(dataset):
+
+    def collect(num_batches, element):
+      # As in `LocalTraining`.
       if batch.num_examples(element) > 0:
         self._make_step(element[0])
+      return num_batches + 1
+
+    client_batches.fold(dataset, tf.zeros([], tf.int64), collect)
     return [tf.identity(variable) for variable in self._collector.variables]
 
   def run(
       self,
       values: Sequence[tf.Tensor],
-      dataset: tf.data.Dataset,
+      dataset: client_batches.Data,
       seed: Optional[tf.Tensor] = None,
   ) -> list[Moments]:
     """Computes the moments of each layer's inputs over all batches.

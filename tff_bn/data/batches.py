@@ -114,6 +114,24 @@ class Batches:
         *options,
     )
 
+  def to_arrays(
+      self,
+      x: np.ndarray,
+      y: np.ndarray,
+      scaling: Optional[dataset_lib.Scaling] = None,
+  ) -> Optional[tuple[list[np.ndarray], np.ndarray]]:
+    """Returns the samples of `dataset`, and the size of each batch.
+
+    The samples are images and labels, one batch after another. The result is
+    `None` if images are transformed.
+    """
+    if self.transforms is not None:
+      return None
+    parts = self._parts()
+    order = np.concatenate([np.zeros(0, np.int64), *parts])
+    starts, stops = self._ranges(parts) if parts else (order, order)
+    return [_scaled(x[order], scaling), y[order]], stops - starts
+
   def _parts(self) -> list[np.ndarray]:
     """Returns the passes, joined where no batch is smaller."""
     joined: list[list[np.ndarray]] = [[]]

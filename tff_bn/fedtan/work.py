@@ -15,6 +15,8 @@ from tff_bn.clients.local_step import dense_gradients
 from tff_bn.clients.local_step import output_and_loss
 from tff_bn.clients.local_training import LocalTraining
 from tff_bn.clients.local_training_config import LocalTrainingConfig
+from tff_bn.common import array_form
+from tff_bn.common import client_batches
 from tff_bn.common import numerics
 from tff_bn.fedtan import exchange
 from tff_bn.fedtan import staged_function
@@ -70,7 +72,6 @@ class FedTanWork(client_work.ClientWork):
         )
     )
     super().__init__(model, training, weights)
-    self._model = model
     positions = model.to_model_weights(range(len(model.variables)))
     self._trainable = positions.trainable
     self._others = [
@@ -133,8 +134,8 @@ class FedTanWork(client_work.ClientWork):
     first_step = self._first_step
     weights_type = self._weights.weights_type()
 
-    @tff.tensorflow.computation(self.sent_type, weights_type, self.data_type)
-    def start(state, weights, dataset):
+    def start_client(arguments, dataset):
+      state, weights = arguments
       batch, num_examples = _first_batch(dataset, self._model.input_spec)
       takes_part = tf.logical_and(num_examples > 0, numerics.all_finite(batch))
       seed = None
@@ -156,7 +157,12 @@ class FedTanWork(client_work.ClientWork):
           takes_part,
       )
 
-    computations = [start]
+    start = array_form.build(
+        start_client,
+        [self.sent_type, weights_type],
+        self._model.input_spec,
+    )
+    computations = [start.computation]
     last = first_step.num_stages - 1
     targets = [first_step.targets_of(number) for number in range(last)]
     for number in range(1, last + 1):
@@ -167,12 +173,16 @@ class FedTanWork(client_work.ClientWork):
           )[number]
           for source in first_step.sources_of(number)
       ]
-      computations.append(
-          self._build_stage(number, answers_type, carried_types)
-      )
+      if number < last:
+        computations.append(
+            self._build_stage(number, answers_type, carried_types)
+        )
+      else:
+        end = self._build_last_stage(answers_type, carried_types)
+        computations.append(end.computation)
 
     def update_clients(state, weights, data):
-      result = tff.federated_map(start, (state, weights, data))
+      result = tff.federated_map(computations[0], (state, weights, data))
       carried = []
       for number in range(1, last + 1):
         carried.append(
@@ -191,7 +201,9 @@ class FedTanWork(client_work.ClientWork):
       return result
 
     return client_work.ClientUpdate(
-        update_clients, computations[-1].type_signature.result
+        update_clients,
+        computations[-1].type_signature.result,
+        [start, end],
     )
 
   def _values_before(
@@ -208,30 +220,52 @@ class FedTanWork(client_work.ClientWork):
       answers_type: tff.Type,
       carried_types: Sequence[tff.Type],
   ) -> tff.Computation:
-    """Builds a stage after the first; the last one ends the client's round."""
-    first_step = self._first_step
-    is_last = number == first_step.num_stages - 1
-    types = [answers_type, np.bool_, *carried_types]
-    if is_last:
-      types += [self.sent_type, self._weights.weights_type(), self.data_type]
+    """Builds a stage between the first and the last."""
 
-    @tff.tensorflow.computation(types)
+    @tff.tensorflow.computation([answers_type, np.bool_, *carried_types])
     def stage(arguments):
-      answers, takes_part, *others = arguments
-      output = first_step.proceed(
-          number,
-          exchange.in_order(first_step.questions[number - 1], answers),
-          dict(zip(first_step.sources_of(number), others)),
-      )
-      if not is_last:
-        return exchange.message(
-            first_step.questions[number], *output, takes_part
-        )
-      return client_work.for_round(
-          self._finish(output.result, takes_part, *others[-3:])
+      answers, takes_part, *carried = arguments
+      return exchange.message(
+          self._first_step.questions[number],
+          *self._proceed(number, answers, carried),
+          takes_part,
       )
 
     return stage
+
+  def _build_last_stage(
+      self, answers_type: tff.Type, carried_types: Sequence[tff.Type]
+  ) -> array_form.ArrayForm:
+    """Builds the stage that ends the client's round."""
+    last = self._first_step.num_stages - 1
+
+    def stage(arguments, dataset):
+      answers, takes_part, *carried, state, weights = arguments
+      output = self._proceed(last, answers, carried)
+      return client_work.for_round(
+          self._finish(output.result, takes_part, state, weights, dataset)
+      )
+
+    return array_form.build(
+        stage,
+        [
+            answers_type,
+            np.bool_,
+            *carried_types,
+            self.sent_type,
+            self._weights.weights_type(),
+        ],
+        self._model.input_spec,
+    )
+
+  def _proceed(self, number: int, answers: Any, carried: Sequence[Any]) -> Any:
+    """Computes a stage after the first."""
+    first_step = self._first_step
+    return first_step.proceed(
+        number,
+        exchange.in_order(first_step.questions[number - 1], answers),
+        dict(zip(first_step.sources_of(number), carried)),
+    )
 
   def _finish(
       self,
@@ -239,7 +273,7 @@ class FedTanWork(client_work.ClientWork):
       takes_part: tf.Tensor,
       state: Any,
       weights: ModelWeights,
-      dataset: tf.data.Dataset,
+      dataset: client_batches.Data,
   ) -> Mapping[str, Any]:
     """Applies the gradient of the first step and makes the ordinary steps."""
     training = self._training
@@ -302,7 +336,9 @@ class FedTanWork(client_work.ClientWork):
     return self.report(start, result, sound=sound, exchanged=first.exchanged)
 
 
-def _first_batch(dataset: tf.data.Dataset, spec: Any) -> tuple[Any, tf.Tensor]:
+def _first_batch(
+    dataset: client_batches.Data, spec: Any
+) -> tuple[Any, tf.Tensor]:
   """Returns the first batch of a type, and its number of examples (int64).
 
   If there is no batch, or the first one is empty, the number is 0 and the batch
@@ -313,11 +349,17 @@ def _first_batch(dataset: tf.data.Dataset, spec: Any) -> tuple[Any, tf.Tensor]:
       lambda s: tf.zeros([dimension or 1 for dimension in s.shape], s.dtype),
       spec,
   )
-  # The default batch follows: only an iterator could tell if there are none.
-  batches = tf.data.Dataset.zip(
-      (dataset.take(1), tf.data.Dataset.from_tensors(True))
-  ).concatenate(tf.data.Dataset.from_tensors((example, False)))
-  batch, found = batches.take(1).get_single_element()
+  if isinstance(dataset, client_batches.ClientBatches):
+    found = dataset.size > 0
+    batch = tf.cond(
+        found, lambda: dataset.batch(dataset.start), lambda: example
+    )
+  else:
+    # The default batch follows: only an iterator could tell if there are none.
+    batches = tf.data.Dataset.zip(
+        (dataset.take(1), tf.data.Dataset.from_tensors(True))
+    ).concatenate(tf.data.Dataset.from_tensors((example, False)))
+    batch, found = batches.take(1).get_single_element()
   size = batch_lib.num_examples(batch)
   size = tf.where(found, size, tf.zeros_like(size))
   batch = tf.cond(size > 0, lambda: batch, lambda: example)

@@ -334,7 +334,11 @@ class _Round:
         self._model,
         self._weights,
         self._initialize,
-        checked_round.check_arguments(next_fn, self._work.moving_statistics),
+        checked_round.check_arguments(
+            next_fn,
+            self._work.moving_statistics,
+            self._update_clients.array_forms,
+        ),
         get_hparams_fn=get_hparams,
         set_hparams_fn=set_hparams,
     )
@@ -377,7 +381,11 @@ class _Round:
     return StatefulLearningProcess(
         self._initialize,
         initialize_client,
-        checked_round.check_arguments(next_fn, self._work.moving_statistics),
+        checked_round.check_arguments(
+            next_fn,
+            self._work.moving_statistics,
+            self._update_clients.array_forms,
+        ),
         get_model_weights_fn=get_model_weights,
         get_client_model_weights_fn=get_client_model_weights,
         set_model_weights_fn=functools.partial(

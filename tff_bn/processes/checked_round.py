@@ -4,6 +4,7 @@ TFF reports wrong arguments in terms of its own structures, and accepts a round
 without clients. These checks need no values, so they take no time.
 """
 
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import tensorflow as tf
@@ -11,6 +12,7 @@ import tensorflow_federated as tff
 from typing_extensions import override
 
 from tff_bn.clients.client_work import MovingStatistics
+from tff_bn.common import array_form
 from tff_bn.common import element_types
 
 
@@ -20,9 +22,12 @@ class CheckedRound(tff.framework.ConcreteComputation):
   Attributes:
     statistics: How a round moves the running statistics; `None` if that is
       unknown.
+    array_forms: The computations in it that take a client's dataset, for a
+      runtime that has the clients' batches as arrays.
   """
 
   statistics: Optional[MovingStatistics] = None
+  array_forms: Sequence[array_form.ArrayForm] = ()
 
   @override
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -112,7 +117,9 @@ def check_state(state: Any) -> None:
 
 
 def check_arguments(
-    next_fn: tff.Computation, statistics: Optional[MovingStatistics] = None
+    next_fn: tff.Computation,
+    statistics: Optional[MovingStatistics] = None,
+    array_forms: Sequence[array_form.ArrayForm] = (),
 ) -> tff.Computation:
   """Returns the computation of a round, with checks of its arguments.
 
@@ -129,4 +136,5 @@ def check_arguments(
       annotated_type=next_fn.type_signature,
   )
   checked.statistics = statistics
+  checked.array_forms = array_forms
   return checked

@@ -5,6 +5,7 @@ from tff_bn.imports import dependencies
 dependencies.require_tff()
 
 from tff_bn.common.cores import divide as divide_cores  # noqa: E402
+from tff_bn.runtime.client_dataset import BatchArrays  # noqa: E402
 from tff_bn.runtime.client_dataset import ClientDataset  # noqa: E402
 from tff_bn.runtime.devices import HOST  # noqa: E402
 from tff_bn.runtime.in_process import AsyncInProcessContext  # noqa: E402
@@ -20,6 +21,7 @@ from tff_bn.runtime.plan_context import PlanContext  # noqa: E402
 
 __all__ = [
     'AsyncInProcessContext',
+    'BatchArrays',
     'ClientDataset',
     'HOST',
     'InProcessContext',

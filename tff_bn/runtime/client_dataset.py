@@ -1,8 +1,10 @@
 """Client datasets that are built in the process that uses them."""
 
 import abc
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
 
+import numpy as np
 import tensorflow as tf
 
 from tff_bn.common import dataset_options
@@ -28,6 +30,27 @@ class ClientDataset(abc.ABC):
   @abc.abstractmethod
   def build(self) -> tf.Tensor:
     """Builds the dataset and returns its variant tensor, see `to_variant`."""
+
+  def arrays(self) -> Optional['BatchArrays']:
+    """Returns the batches as arrays, or `None` if that is impossible.
+
+    Batches that change when they are read, or need much computation, have no
+    arrays.
+    """
+    return None
+
+
+class BatchArrays(NamedTuple):
+  """A client's batches as NumPy arrays.
+
+  Attributes:
+    samples: The samples of all batches, one batch after another: an array for
+      each tensor of a batch, depth first.
+    sizes: The number of samples in each batch, an int64 vector.
+  """
+
+  samples: Sequence[np.ndarray]
+  sizes: np.ndarray
 
 
 def to_variant(dataset: tf.data.Dataset) -> tf.Tensor:

@@ -9,6 +9,7 @@ import tensorflow_federated as tff
 
 from tff_bn.runtime import client_dataset
 from tff_bn.runtime import plan as plan_lib
+from tff_bn.runtime import plan_stage
 from tff_bn.runtime import symbols
 
 
@@ -44,12 +45,26 @@ class ClientPart:
   ) -> None:
     """Adds the outputs of a pass to a client's tensors."""
     stage = self._plan.passes[number].clients
-    inputs = [
-        tensors[leaf] if leaf in tensors else self._copy(leaf)
-        for leaf in stage.inputs
-    ]
-    outputs = stage(inputs, self._device)
-    tensors.update(zip(stage.outputs, outputs))
+    outputs = self.call(stage, (), {leaf: [t] for leaf, t in tensors.items()})
+    tensors.update(outputs)
+
+  def call(
+      self,
+      stage: plan_stage.Stage,
+      first: Sequence[tf.Tensor],
+      tensors: Mapping[symbols.Leaf, Sequence[tf.Tensor]],
+  ) -> dict[symbols.Leaf, tf.Tensor]:
+    """Calls a function of clients and returns its outputs.
+
+    Args:
+      stage: The function.
+      first: Its first arguments, which are not of any leaf.
+      tensors: The arguments of each of the clients' leaves.
+    """
+    inputs = list(first)
+    for leaf in stage.inputs:
+      inputs += tensors[leaf] if leaf in tensors else [self._copy(leaf)]
+    return dict(zip(stage.outputs, stage(inputs, self._device)))
 
   def _copy(self, leaf: symbols.Leaf) -> tf.Tensor:
     """Returns the server's tensor of a leaf, on this device."""

@@ -11,24 +11,40 @@ import tensorflow_federated as tff
 
 from tff_bn.runtime import arguments
 from tff_bn.runtime import plan as plan_lib
+from tff_bn.runtime import plan_stage
 from tff_bn.runtime import symbols
 
 
-class Clients(abc.ABC):
-  """The clients of one invocation of a plan.
+@dataclasses.dataclass(frozen=True)
+class Computed:
+  """The values of one or several clients that are aggregated.
 
   Attributes:
-    seconds: How long each client was computed.
+    values: The arrays or tensors of the leaves in the pass's `folded` that are
+      placed at clients.
+    fold: The function that adds them to the accumulators, see
+      `plan_lib.Pass.fold`.
+    first: The arguments of `fold` before the accumulators.
   """
 
-  seconds: Sequence[float]
+  values: Sequence[Any]
+  fold: plan_stage.Stage
+  first: Sequence[tf.Tensor] = ()
+
+
+class Clients(abc.ABC):
+  """The clients of one invocation of a plan."""
+
+  @property
+  @abc.abstractmethod
+  def seconds(self) -> Sequence[float]:
+    """How long each client was computed."""
 
   @abc.abstractmethod
-  def compute(self, number: int) -> Generator[Sequence[Any], None, None]:
+  def compute(self, number: int) -> Generator[Computed, None, None]:
     """Computes all clients' part of a pass, after all passes before it.
 
-    It yields for each client, in order, the values to aggregate: the arrays or
-    tensors of the leaves in the pass's `folded` that are placed at clients.
+    It yields their values to aggregate, in the order of the clients.
     """
 
   @abc.abstractmethod
@@ -96,15 +112,17 @@ class Execution:
       return totals
     captured = [self._server[leaf] for leaf in part.captured]
     with contextlib.closing(self._clients.compute(number)) as computed:
-      for values in computed:
-        remaining = iter(values)
+      for clients in computed:
+        remaining = iter(clients.values)
         folded = [
             self._server[leaf]
             if leaf in self._server
             else self._to_server(next(remaining))
             for leaf in part.folded
         ]
-        totals = part.fold([*totals, *folded, *captured], self._server_device)
+        totals = clients.fold(
+            [*clients.first, *totals, *folded, *captured], self._server_device
+        )
     return totals
 
   def _to_server(self, value: Any) -> tf.Tensor:

@@ -1,6 +1,6 @@
 """Imports the TensorFlow graphs of TFF computations as functions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import functools
 import hashlib
 import itertools
@@ -38,11 +38,19 @@ class GraphCache:
 
   def __init__(self):
     self._lock = threading.Lock()
-    self._graphs: weakref.WeakValueDictionary[bytes, _Graph] = (
+    self._graphs: weakref.WeakValueDictionary[bytes, Graph] = (
         weakref.WeakValueDictionary()
     )
 
-  def get(self, computation: tff.framework.CompiledComputation) -> '_Graph':
+  def of(self, computation: tff.Computation) -> 'Graph':
+    """Returns the function of a `tff.tensorflow.computation`."""
+    return self.get(
+        tff.framework.ComputationBuildingBlock.from_proto(
+            tff.framework.ConcreteComputation.get_proto(computation)
+        )
+    )
+
+  def get(self, computation: tff.framework.CompiledComputation) -> 'Graph':
     """Returns the function of a TensorFlow computation.
 
     Raises:
@@ -59,22 +67,49 @@ class GraphCache:
     with self._lock:
       graph = self._graphs.get(key)
       if graph is None:
-        graph = self._graphs[key] = _Graph(proto)
+        graph = self._graphs[key] = Graph(proto, key)
     return graph
 
 
-class _Graph:
-  """The function of a TensorFlow computation, imported on its first call."""
+class Graph:
+  """The graph of a TensorFlow computation, imported on its first use.
 
-  def __init__(self, proto: Any):
+  Attributes:
+    key: The hash of its content.
+  """
+
+  def __init__(self, proto: Any, key: bytes):
     self._proto = proto
+    self.key = key
+
+  @functools.cached_property
+  def _imported(self) -> '_ImportedGraph':
+    return _ImportedGraph(self._proto)
 
   @functools.cached_property
   def _function(self) -> tf.types.experimental.ConcreteFunction:
-    return import_graph(self._proto)
+    return self._imported.function()
 
   def __call__(self, arguments: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Maps input to output tensors; each call creates new variables."""
     return self._function(*arguments)
+
+  def new_variables(self) -> list[tf.Tensor]:
+    """Creates variables for `call_with`; returns their handles."""
+    return [
+        tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=_ANONYMOUS)
+        for dtype, shape in self._imported.variable_specs()
+    ]
+
+  def call_with(
+      self, variables: Sequence[tf.Tensor], arguments: Sequence[tf.Tensor]
+  ) -> list[tf.Tensor]:
+    """Maps input to output tensors in the graph that is being built.
+
+    The computation assigns the variables before it reads them, so that several
+    calls, one after another, can use the same ones.
+    """
+    return self._imported.call(arguments, variables)
 
 
 def tensor_names(binding: Any) -> list[str]:
@@ -93,6 +128,96 @@ def tensor_names(binding: Any) -> list[str]:
   return []
 
 
+class _ImportedGraph:
+  """The graph of a computation, changed so that it can be imported."""
+
+  def __init__(self, computation: Any):
+    """Initializes it from the `tensorflow` field of the computation's proto."""
+    self._parameters = tensor_names(computation.parameter)
+    self._results = tensor_names(computation.result)
+    self._token = computation.session_token_tensor_name
+    graph_def = tf.compat.v1.GraphDef()
+    graph_def.ParseFromString(computation.graph_def.value)
+    self._specs = _parameter_specs(graph_def, self._parameters)
+    _rename_functions(graph_def, f'__tff_bn_{next(_import_numbers)}')
+    for node in _all_nodes(graph_def):
+      _make_private(node)
+    if computation.initialize_op:
+      _initialize_first(graph_def, computation.initialize_op)
+    # Keras leaves unused placeholders behind, which nothing feeds.
+    self._kept = _ancestors(graph_def, self._results)
+    _delete_nodes(graph_def, lambda node: node.name not in self._kept)
+    self._graph_def = graph_def
+
+  def _variables(self) -> list[Any]:
+    return [n for n in self._graph_def.node if n.op == 'VarHandleOp']
+
+  def variable_specs(self) -> list[tuple[tf.DType, tf.TensorShape]]:
+    """Returns the dtype and the shape of each variable."""
+    return [
+        (
+            tf.as_dtype(node.attr['dtype'].type),
+            tf.TensorShape(node.attr['shape'].shape),
+        )
+        for node in self._variables()
+    ]
+
+  def call(
+      self,
+      arguments: Sequence[tf.Tensor],
+      variables: Sequence[tf.Tensor],
+  ) -> list[tf.Tensor]:
+    """Imports the graph, with the handles of given variables."""
+    graph_def = tf.compat.v1.GraphDef()
+    graph_def.CopyFrom(self._graph_def)
+    _delete_nodes(graph_def, lambda node: node.op == 'VarHandleOp')
+    feeds = self._feeds(arguments)
+    used = {i for node in graph_def.node for i in node.input}
+    for node, variable in zip(self._variables(), variables, strict=True):
+      # Others are only in control dependencies, or not used.
+      if node.name in used:
+        feeds[f'{node.name}:0'] = variable
+    # The tensors may be of a graph outside of a loop.
+    capture = tf.compat.v1.get_default_graph().capture
+    return tf.graph_util.import_graph_def(
+        graph_def,
+        input_map={name: capture(tensor) for name, tensor in feeds.items()},
+        return_elements=self._results,
+    )
+
+  def function(self) -> tf.types.experimental.ConcreteFunction:
+    """Imports the graph as a function that creates its variables.
+
+    Returns:
+      A function from the parameter's tensors to the list of the result's
+      tensors, both depth first, where a dataset is its variant tensor. Each
+      call creates new variables and tables.
+    """
+    variables = [f'{node.name}:0' for node in self._variables()]
+
+    def call(*args):
+      outputs = tf.graph_util.import_graph_def(
+          self._graph_def,
+          input_map=self._feeds(args),
+          return_elements=self._results + variables,
+          name='',
+      )
+      results = outputs[: len(self._results)]
+      return destroy_after(outputs[len(self._results) :], results)
+
+    return tf.compat.v1.wrap_function(call, self._specs)
+
+  def _feeds(self, arguments: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
+    feeds = {
+        name: argument
+        for name, argument in zip(self._parameters, arguments, strict=True)
+        if _node_name(name) in self._kept
+    }
+    if self._token and _node_name(self._token) in self._kept:
+      feeds[self._token] = tf.constant('')
+    return feeds
+
+
 def import_graph(
     computation: Any,
 ) -> tf.types.experimental.ConcreteFunction:
@@ -106,54 +231,31 @@ def import_graph(
     both depth first, where a dataset is its variant tensor. Each call creates
     new variables and tables.
   """
-  parameters = tensor_names(computation.parameter)
-  results = tensor_names(computation.result)
-  graph_def = tf.compat.v1.GraphDef()
-  graph_def.ParseFromString(computation.graph_def.value)
-  specs = _parameter_specs(graph_def, parameters)
-  _rename_functions(graph_def, f'__tff_bn_{next(_import_numbers)}')
-  for node in _all_nodes(graph_def):
-    _make_private(node)
-  if computation.initialize_op:
-    _initialize_first(graph_def, computation.initialize_op)
-  # Keras leaves unused placeholders behind, which nothing feeds.
-  kept = _ancestors(graph_def, results)
-  unused = [n for n, node in enumerate(graph_def.node) if node.name not in kept]
-  for position in reversed(unused):
-    del graph_def.node[position]
-  variables = [
-      f'{node.name}:0' for node in graph_def.node if node.op == 'VarHandleOp'
-  ]
-  token = computation.session_token_tensor_name
+  return _ImportedGraph(computation).function()
 
-  def call(*args):
-    feeds = {
-        name: arg
-        for name, arg in zip(parameters, args)
-        if _node_name(name) in kept
-    }
-    if token and _node_name(token) in kept:
-      feeds[token] = tf.constant('')
-    outputs = tf.graph_util.import_graph_def(
-        graph_def,
-        input_map=feeds,
-        return_elements=results + variables,
-        name='',
-    )
-    outputs, handles = outputs[: len(results)], outputs[len(results) :]
-    if not handles:
-      return outputs
-    with tf.control_dependencies(outputs):
-      destroyed = [
-          tf.raw_ops.DestroyResourceOp(
-              resource=handle, ignore_lookup_error=True
-          )
-          for handle in handles
-      ]
-    with tf.control_dependencies(destroyed):
-      return [tf.identity(output) for output in outputs]
 
-  return tf.compat.v1.wrap_function(call, specs)
+def destroy_after(
+    variables: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+  """Returns the outputs, after which variables, by handle, are destroyed."""
+  if not variables:
+    return list(outputs)
+  with tf.control_dependencies(outputs):
+    destroyed = [
+        tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+        for handle in variables
+    ]
+  with tf.control_dependencies(destroyed):
+    return [tf.identity(output) for output in outputs]
+
+
+def _delete_nodes(
+    graph_def: tf.compat.v1.GraphDef, is_deleted: Callable[[Any], bool]
+) -> None:
+  """Deletes nodes of the graph, but not of its functions."""
+  places = [n for n, node in enumerate(graph_def.node) if is_deleted(node)]
+  for place in reversed(places):
+    del graph_def.node[place]
 
 
 def _node_name(name: str) -> str:

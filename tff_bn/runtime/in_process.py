@@ -12,6 +12,7 @@ from tff_bn.runtime import devices as devices_lib
 from tff_bn.runtime import execution
 from tff_bn.runtime import local_clients
 from tff_bn.runtime import plan_context
+from tff_bn.runtime import portioning as portioning_lib
 
 
 class InProcessContext(plan_context.PlanContext):
@@ -63,13 +64,17 @@ class InProcessContext(plan_context.PlanContext):
       server_device = devices_lib.HOST if others else device.name
     super().__init__(devices_lib.full_name(server_device))
 
+  @contextlib.contextmanager
   def clients(
       self, invocation: execution.Invocation
-  ) -> contextlib.AbstractContextManager[local_clients.LocalClients]:
+  ) -> Iterator[local_clients.LocalClients]:
     """See the base class."""
-    return contextlib.nullcontext(
-        local_clients.LocalClients(invocation, self._devices)
+    portioning = portioning_lib.of(invocation.plan)
+    clients = local_clients.LocalClients(
+        portioning.portions(invocation, self._devices), self._devices
     )
+    yield clients
+    portioning.saw(clients.seconds)
 
   def close(self) -> None:
     """Ends the context's threads and frees memory."""

@@ -19,6 +19,7 @@ A round of federated averaging thus takes one call of `clients` and one of
 import collections
 from collections.abc import Iterable, Sequence
 import dataclasses
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -82,6 +83,10 @@ class Plan:
       first.
     passes: The passes, at least one.
     results: The leaves of the result, depth first.
+    graphs: The cache of the computation's graphs.
+    array_forms: For the computations of clients that have one, the form that
+      takes batches as arrays, by the key of their graph.
+    portioning: See `portioning.of`.
   """
 
   def __init__(
@@ -91,6 +96,12 @@ class Plan:
   ):
     self.server_inputs: list[symbols.Leaf] = []
     self.client_inputs: list[symbols.Leaf] = []
+    self.graphs = graphs
+    self.portioning: Any = None
+    self.array_forms = {
+        graphs.of(form.computation).key: form
+        for form in getattr(computation, 'array_forms', ())
+    }
     proto = tff.framework.ConcreteComputation.get_proto(computation)
     function = interpreter.Interpreter(graphs).evaluate(proto, {})
     type_signature = computation.type_signature

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 import functools
 import threading
-from typing import Any
+from typing import Any, Optional
 
 import tensorflow as tf
 
@@ -34,6 +34,7 @@ class Stage:
   Attributes:
     inputs: The leaves of the function's arguments.
     outputs: The leaves of its results.
+    body: Maps input tensors to output tensors, in a graph.
   """
 
   def __init__(
@@ -41,11 +42,20 @@ class Stage:
       inputs: Sequence[symbols.Leaf],
       outputs: Sequence[symbols.Leaf],
       body: Callable[[list[tf.Tensor]], list[tf.Tensor]],
+      input_specs: Optional[Sequence[tf.TensorSpec]] = None,
   ):
-    """Initializes the stage; `body` maps input tensors to output tensors."""
+    """Initializes the stage.
+
+    Args:
+      inputs: The leaves of the function's arguments.
+      outputs: The leaves of its results.
+      body: Maps input tensors to output tensors.
+      input_specs: The specs of the arguments, if they are not the leaves.
+    """
     self.inputs = tuple(inputs)
     self.outputs = tuple(outputs)
-    self._body = body
+    self.body = body
+    self._input_specs = input_specs or [leaf.spec for leaf in self.inputs]
     self._dtypes = [leaf.spec.dtype for leaf in self.outputs]
     self._function: Any = None
     # The CPU devices for which TensorFlow has compiled the function, and for
@@ -96,9 +106,7 @@ class Stage:
       # TensorFlow knows to be a shape.
       return [
           tf.raw_ops.DeepCopy(x=result) if result.dtype == tf.int32 else result
-          for result in self._body(list(tensors))
+          for result in self.body(list(tensors))
       ]
 
-    return tf.compat.v1.wrap_function(
-        compute, [leaf.spec for leaf in self.inputs]
-    )
+    return tf.compat.v1.wrap_function(compute, self._input_specs)

@@ -58,6 +58,10 @@ class RoundDataset(runtime.ClientDataset):
     """See `tff_bn.runtime.ClientDataset`."""
     return self._selected().build()
 
+  def arrays(self) -> Optional[runtime.BatchArrays]:
+    """See `tff_bn.runtime.ClientDataset`."""
+    return self._selected().arrays()
+
   def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Avoids pickling data that a recipe loads or that was already sent."""
     if self._data.recipe is not None:
@@ -108,6 +112,11 @@ class _Selected(runtime.ClientDataset):
   def build(self) -> tf.Tensor:
     """See `tff_bn.runtime.ClientDataset`."""
     return self.batches.to_variant(self.x, self.y, self.scaling)
+
+  def arrays(self) -> Optional[runtime.BatchArrays]:
+    """See `tff_bn.runtime.ClientDataset`."""
+    arrays = self.batches.to_arrays(self.x, self.y, self.scaling)
+    return None if arrays is None else runtime.BatchArrays(*arrays)
 
 
 def _from_recipe(

@@ -54,7 +54,7 @@ class RayClients(execution.Clients):
     self._workers = workers
     self._sender = sender
     self._results: list[dict[symbols.Leaf, Any]] = [{} for _ in self._values]
-    self.seconds: list[float] = [0.0 for _ in self._values]
+    self._seconds: list[float] = [0.0 for _ in self._values]
     # By pass, the reference to the server's values.
     self._received: dict[int, Sequence[ray.ObjectRef]] = {}
     # By client, the worker that has computed the previous passes, and its life.
@@ -68,6 +68,11 @@ class RayClients(execution.Clients):
     # The clients that are computed, but not yet aggregated.
     self._answers: dict[int, ray_workers.Call] = {}
 
+  @property
+  def seconds(self) -> Sequence[float]:
+    """See the base class."""
+    return self._seconds
+
   def results(self, leaf: symbols.Leaf) -> list[Any]:
     """See the base class."""
     values = [results[leaf] for results in self._results]
@@ -76,20 +81,22 @@ class RayClients(execution.Clients):
       return [arguments.to_python(v, leaf.type) for v in variants]
     return values
 
-  def compute(self, number: int) -> Generator[Sequence[Any], None, None]:
+  def compute(self, number: int) -> Generator[execution.Computed, None, None]:
     """See the base class."""
     with self._workers.lock:
       self._workers.check_cluster()
       self._pass_number = number
-      leaves = self._plan.passes[number].received
-      if leaves:
-        arrays = transport.to_arrays(leaves, map(self._server.get, leaves))
+      part = self._plan.passes[number]
+      if part.received:
+        arrays = transport.to_arrays(
+            part.received, map(self._server.get, part.received)
+        )
         self._received[number] = (ray.put(arrays),)
       self._queue = list(range(len(self._values)))
       try:
         for client in range(len(self._values)):
           self._next = client
-          yield self._fetch(client)
+          yield execution.Computed(self._fetch(client), part.fold)
       finally:
         self._pass_number = -1
         self._queue, self._answers = [], {}
@@ -154,7 +161,7 @@ class RayClients(execution.Clients):
         self._homes.pop(client, None)
         heapq.heappush(self._queue, client)
         continue
-      self.seconds[client] += seconds
+      self._seconds[client] += seconds
       part = self._plan.passes[self._pass_number]
       for leaf, value in zip(part.results, results, strict=True):
         if isinstance(value, np.ndarray):

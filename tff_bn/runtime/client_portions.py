@@ -1,0 +1,130 @@
+"""Portions of the clients of an invocation: one client, or several at once."""
+
+import abc
+from collections.abc import Mapping, Sequence
+import time
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_bn.runtime import arguments
+from tff_bn.runtime import bulk_plan
+from tff_bn.runtime import client_dataset
+from tff_bn.runtime import client_part
+from tff_bn.runtime import execution
+from tff_bn.runtime import plan as plan_lib
+from tff_bn.runtime import symbols
+
+
+class Portion(abc.ABC):
+  """Some clients, which one thread computes.
+
+  Attributes:
+    seconds: How long each of the clients was computed.
+    results: Each client's values of leaves of the computation's result.
+  """
+
+  def __init__(self, part: client_part.ClientPart, num_clients: int):
+    self._part = part
+    self.seconds = [0.0] * num_clients
+    self.results: list[dict[symbols.Leaf, Any]] = [
+        {} for _ in range(num_clients)
+    ]
+
+  def compute(self, number: int) -> execution.Computed:
+    """Computes the clients' part of a pass, after all passes before it."""
+    start = time.monotonic()
+    computed = self._compute(number)
+    seconds = (time.monotonic() - start) / len(self.seconds)
+    self.seconds = [before + seconds for before in self.seconds]
+    return computed
+
+  @abc.abstractmethod
+  def _compute(self, number: int) -> execution.Computed:
+    """See `compute`."""
+
+
+class OneClient(Portion):
+  """A single client."""
+
+  def __init__(
+      self,
+      plan: plan_lib.Plan,
+      part: client_part.ClientPart,
+      values: Sequence[Any],
+  ):
+    super().__init__(part, 1)
+    self._plan = plan
+    self._values = values
+    # The tensors for later passes; `None` before the first pass.
+    self._kept: Optional[dict[symbols.Leaf, tf.Tensor]] = None
+
+  def _compute(self, number: int) -> execution.Computed:
+    """See the base class."""
+    tensors = self._kept
+    if tensors is None:
+      tensors = self._part.begin(self._values)
+    self._part.compute(tensors, number)
+    plan = self._plan.passes[number]
+    for leaf in plan.results:
+      self.results[0][leaf] = arguments.to_python(tensors[leaf], leaf.type)
+    self._kept = {leaf: tensors[leaf] for leaf in plan.kept}
+    folded = [tensors[leaf] for leaf in plan.folded if leaf in tensors]
+    return execution.Computed(folded, plan.fold)
+
+
+class SeveralClients(Portion):
+  """Several clients, which one function computes."""
+
+  def __init__(
+      self,
+      plan: plan_lib.Plan,
+      bulk: bulk_plan.BulkPlan,
+      part: client_part.ClientPart,
+      values: Sequence[Mapping[symbols.Leaf, Any]],
+  ):
+    """Initializes the portion.
+
+    Args:
+      plan: The plan.
+      bulk: The plan for several clients.
+      part: Has the server's values on the device.
+      values: Each client's values by leaf.
+    """
+    super().__init__(part, len(values))
+    self._plan = plan
+    self._bulk = bulk
+    self._values = values
+    self._kept: Optional[dict[symbols.Leaf, list[Any]]] = None
+
+  def _begin(self) -> dict[symbols.Leaf, list[Any]]:
+    """Returns the clients' stacked values, or their batches."""
+    return {
+        leaf: _joined([values[leaf] for values in self._values])
+        for leaf in self._plan.client_inputs
+    }
+
+  def _compute(self, number: int) -> execution.Computed:
+    """See the base class."""
+    plan, bulk = self._plan.passes[number], self._bulk.passes[number]
+    count = tf.constant(len(self._values))
+    tensors = self._begin() if self._kept is None else self._kept
+    outputs = self._part.call(bulk.clients, [count], tensors)
+    tensors.update((leaf, [output]) for leaf, output in outputs.items())
+    for leaf in plan.results:
+      stacked = arguments.to_python(tensors[leaf][0], leaf.type)
+      for results, value in zip(self.results, stacked, strict=True):
+        # A copy, which does not keep the values of all clients in memory.
+        results[leaf] = value.copy() if leaf.spec.shape.rank else value
+    self._kept = {leaf: tensors[leaf] for leaf in plan.kept}
+    folded = [tensors[leaf][0] for leaf in plan.folded if leaf in tensors]
+    return execution.Computed(folded, bulk.fold, [count])
+
+
+def _joined(values: Sequence[Any]) -> list[Any]:
+  if isinstance(values[0], client_dataset.BatchArrays):
+    return bulk_plan.dataset_tensors(values)
+  if all(isinstance(value, np.ndarray) for value in values):
+    return [tf.constant(np.stack(values))]
+  return [tf.stack(values)]
