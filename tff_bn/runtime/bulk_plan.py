@@ -53,15 +53,28 @@ class BulkPlan:
 
   Attributes:
     passes: One entry for each of the plan's passes.
-    client_bytes: The size of the values of one client, apart from its data.
+    needs_equal_batches: Whether all batches of the clients that are computed at
+      once must have the same size, because values that clients keep or send
+      have as many rows as a batch.
   """
 
   def __init__(self, plan: plan_lib.Plan):
     self.passes = [BulkPass(plan, part) for part in plan.passes]
-    self.client_bytes = sum(
-        math.prod(leaf.spec.shape) * leaf.spec.dtype.size
+    self._shapes = [
+        (leaf.spec.shape, leaf.spec.dtype.size)
         for part in plan.passes
-        for leaf in (*part.clients.outputs, *part.kept)
+        for leaf in _values(part)
+        if not _is_dataset(leaf)
+    ]
+    self.needs_equal_batches = not all(
+        shape.is_fully_defined() for shape, _ in self._shapes
+    )
+
+  def client_bytes(self, batch_size: int) -> int:
+    """Returns the size of the values of one client, apart from its data."""
+    return sum(
+        math.prod(batch_size if d is None else d for d in shape) * size
+        for shape, size in self._shapes
     )
 
 
@@ -69,20 +82,29 @@ def is_possible(plan: plan_lib.Plan) -> bool:
   """Returns whether a plan's clients can be computed several at once.
 
   The computations that read their datasets must have a form that takes arrays,
-  and all other values must have known shapes.
+  and no other value may be a dataset.
   """
-  inputs = set(plan.client_inputs)
-  if not any(_is_dataset(leaf) for leaf in inputs):
+  inputs = {leaf for leaf in plan.client_inputs if _is_dataset(leaf)}
+  if not inputs:
     return False
   for part in plan.passes:
-    values = {*part.clients.outputs, *part.kept, *part.results}
-    if not all(_is_dataset(v) and v in inputs or _has_size(v) for v in values):
-      return False
+    for leaf in _values(part):
+      if (
+          _is_dataset(leaf)
+          and leaf not in inputs
+          or leaf.spec.shape.rank is None
+      ):
+        return False
     for node in _operations(part.clients):
       read = [leaf for leaf in node.inputs if _is_dataset(leaf)]
       if read and not (inputs.issuperset(read) and _form(plan, node)):
         return False
   return True
+
+
+def _values(part: plan_lib.Pass) -> set[symbols.Leaf]:
+  """Returns the leaves of a client that a pass computes, or keeps."""
+  return {*part.clients.outputs, *part.kept, *part.results}
 
 
 def dataset_tensors(data: Sequence[client_dataset.BatchArrays]) -> list[Any]:
@@ -100,10 +122,6 @@ def dataset_tensors(data: Sequence[client_dataset.BatchArrays]) -> list[Any]:
 
 def _is_dataset(leaf: symbols.Leaf) -> bool:
   return isinstance(leaf.type, tff.SequenceType)
-
-
-def _has_size(leaf: symbols.Leaf) -> bool:
-  return not _is_dataset(leaf) and leaf.spec.shape.is_fully_defined()
 
 
 def _operations(stage: plan_stage.Stage) -> list[symbols.Operation]:

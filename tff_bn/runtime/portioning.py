@@ -67,7 +67,7 @@ class Portioning:
         1,
         min(
             math.ceil(len(values) / num_threads),
-            _MAX_BYTES // max(1, bulk.client_bytes),
+            _MAX_BYTES // max(1, bulk.client_bytes(max(_batch_sizes(values)))),
         ),
     )
     return [
@@ -107,7 +107,19 @@ class Portioning:
           return None
         client[leaf] = value
       clients.append(client)
+    if self._bulk.needs_equal_batches and len(_batch_sizes(clients)) != 1:
+      return None
     return clients
+
+
+def _batch_sizes(clients: Sequence[Mapping[symbols.Leaf, Any]]) -> set[int]:
+  """Returns the sizes of all batches, and 0 if a client has none."""
+  sizes = set()
+  for client in clients:
+    for value in client.values():
+      if isinstance(value, client_dataset.BatchArrays):
+        sizes.update(value.sizes.tolist() or [0])
+  return sizes
 
 
 def of(plan: plan_lib.Plan) -> Portioning:
