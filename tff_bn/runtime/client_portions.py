@@ -125,6 +125,7 @@ class SeveralClients(Portion):
 def _joined(values: Sequence[Any]) -> list[Any]:
   if isinstance(values[0], client_dataset.BatchArrays):
     return bulk_plan.dataset_tensors(values)
-  if all(isinstance(value, np.ndarray) for value in values):
-    return [tf.constant(np.stack(values))]
-  return [tf.stack(values)]
+  if any(isinstance(value, tf.Tensor) for value in values):
+    return [tf.stack(values)]
+  # Not `tf.stack`, which converts a list of 64-bit numbers to 32 bits.
+  return [tf.constant(np.stack(values))]
