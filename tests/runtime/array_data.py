@@ -19,7 +19,7 @@ class Client(runtime.ClientDataset):
     return self._problem.input_spec
 
   def arrays(self):
-    return runtime.BatchArrays(self.samples, self._sizes)
+    return runtime.BatchArrays(self._sizes, lambda: self.samples)
 
   def batches(self):
     """Returns the batches, as tuples of arrays."""

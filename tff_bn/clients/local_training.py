@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Collection, Mapping, Sequence
 import contextlib
+import functools
 from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
@@ -21,6 +22,7 @@ from tff_bn.common import numerics
 from tff_bn.keras_model import batch as batch_lib
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model import mixed_precision
+from tff_bn.keras_model import step_flops
 from tff_bn.keras_model.batch_norm_calls import TrainingCall
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
@@ -128,6 +130,17 @@ class LocalTraining(LocalStep):
         ],
         model.keras_model,
         batch_norm_call,
+    )
+
+  @property
+  def is_compilable(self) -> bool:
+    """Whether XLA can compile the whole loop.
+
+    It has no operation for the seeds of random layers, and a loss that is
+    scaled is computed again where it overflows.
+    """
+    return not (
+        self._train.is_random or self._unit_shuffle or self._scales_loss
     )
 
   @tf.autograph.experimental.do_not_convert
@@ -451,7 +464,16 @@ class LocalTrainingWork(client_work.ClientWork):
           self.run(state, shared, client_state, dataset)
       )
 
-    form = array_form.build(client_update, types, self._model.input_spec)
+    compiled_flops = None
+    if self._training.is_compilable:
+      compiled_flops = functools.partial(
+          step_flops.step_flops,
+          self._model.keras_model,
+          batch_lib.Batch(*self._model.input_spec).x,
+      )
+    form = array_form.build(
+        client_update, types, self._model.input_spec, compiled_flops
+    )
     return client_work.ClientUpdate(
         lambda *arguments: tff.federated_map(form.computation, arguments),
         form.computation.type_signature.result,

@@ -21,9 +21,10 @@ class ClientBatches(NamedTuple):
 
   Attributes:
     samples: The structure of a batch. Its tensors have the samples of one or
-      several clients, one after another.
+      several clients, one after another; if all batches have the same size,
+      its tensors have these batches along their first axis.
     bounds: int64 vector. Batch k has the samples from bounds[k] up to, but
-      without, bounds[k + 1].
+      without, bounds[k + 1]. `()` if all batches have the same size.
     first: int64 scalar, the number of the client's first batch.
     size: int64 scalar, the number of the client's batches.
     start: int64 scalar. If the client's batches are repeated for ever, the
@@ -32,7 +33,7 @@ class ClientBatches(NamedTuple):
   """
 
   samples: Any
-  bounds: tf.Tensor
+  bounds: Any
   first: tf.Tensor
   size: tf.Tensor
   start: tf.Tensor
@@ -40,19 +41,23 @@ class ClientBatches(NamedTuple):
 
   @classmethod
   def of_client(
-      cls, samples: Any, bounds: tf.Tensor, first: tf.Tensor, size: tf.Tensor
+      cls, samples: Any, bounds: Any, first: tf.Tensor, size: tf.Tensor
   ) -> 'ClientBatches':
     """Returns all batches of a client, each once; see the attributes."""
     return cls(samples, bounds, first, size, tf.zeros_like(size), size)
 
   @classmethod
-  def spec(cls, input_spec: Any) -> 'ClientBatches':
-    """Returns the specs of all tensors, given a batch's structure of specs."""
-    scalar = tf.TensorSpec([], tf.int64)
+  def spec(cls, input_spec: Any, equal_sizes: bool) -> 'ClientBatches':
+    """Returns the specs of all tensors.
+
+    Args:
+      input_spec: A batch's structure of specs.
+      equal_sizes: Whether all batches have the same size.
+    """
     return cls(
-        samples_spec(input_spec),
-        tf.TensorSpec([None], tf.int64),
-        *(4 * [scalar]),
+        samples_spec(input_spec, equal_sizes),
+        () if equal_sizes else tf.TensorSpec([None], tf.int64),
+        *(4 * [tf.TensorSpec([], tf.int64)]),
     )
 
   def repeat(self, count: Optional[int] = None) -> 'ClientBatches':
@@ -81,14 +86,17 @@ class ClientBatches(NamedTuple):
   def batch(self, number: tf.Tensor) -> Any:
     """Returns the batch with a number from `start` up to `stop`."""
     place = self.first + number % self.size
+    if not tf.is_tensor(self.bounds):
+      return tf.nest.map_structure(lambda part: part[place], self.samples)
     begin, end = self.bounds[place], self.bounds[place + 1]
     return tf.nest.map_structure(lambda part: part[begin:end], self.samples)
 
 
-def samples_spec(input_spec: Any) -> Any:
-  """Returns the specs of any number of samples, given those of a batch."""
+def samples_spec(input_spec: Any, equal_sizes: bool) -> Any:
+  """Returns the specs of `ClientBatches.samples`, see `ClientBatches.spec`."""
+  axes = [None, None] if equal_sizes else [None]
   return tf.nest.map_structure(
-      lambda spec: tf.TensorSpec([None, *spec.shape[1:]], spec.dtype),
+      lambda spec: tf.TensorSpec([*axes, *spec.shape[1:]], spec.dtype),
       input_spec,
   )
 

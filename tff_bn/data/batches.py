@@ -114,23 +114,27 @@ class Batches:
         *options,
     )
 
+  def sizes(self) -> np.ndarray:
+    """Returns the number of samples in each batch, an int64 vector."""
+    parts = self._parts()
+    if not parts:
+      return np.zeros(0, np.int64)
+    starts, stops = self._ranges(parts)
+    return stops - starts
+
   def to_arrays(
       self,
       x: np.ndarray,
       y: np.ndarray,
       scaling: Optional[dataset_lib.Scaling] = None,
-  ) -> Optional[tuple[list[np.ndarray], np.ndarray]]:
-    """Returns the samples of `dataset`, and the size of each batch.
+  ) -> list[np.ndarray]:
+    """Returns the samples of `dataset`, one batch after another.
 
-    The samples are images and labels, one batch after another. The result is
-    `None` if images are transformed.
+    The samples are the images, which must not be transformed, and the labels.
     """
-    if self.transforms is not None:
-      return None
-    parts = self._parts()
-    order = np.concatenate([np.zeros(0, np.int64), *parts])
-    starts, stops = self._ranges(parts) if parts else (order, order)
-    return [_scaled(x[order], scaling), y[order]], stops - starts
+    assert self.transforms is None
+    order = np.concatenate([np.zeros(0, np.int64), *self.passes])
+    return [_scaled(x[order], scaling), y[order]]
 
   def _parts(self) -> list[np.ndarray]:
     """Returns the passes, joined where no batch is smaller."""

@@ -17,8 +17,9 @@ from tff_bn.keras_model.stateless_function import Variable
 class DatasetFunction:
   """A `StatelessFunction` whose first argument is a client's data.
 
-  It is traced for a `tf.data.Dataset`, and once more when it is first called
-  with `ClientBatches`.
+  It is traced for a `tf.data.Dataset`, and once more for each kind of
+  `ClientBatches` when it is first called with them. XLA compiles it for batches
+  of equal sizes.
   """
 
   def __init__(
@@ -42,9 +43,11 @@ class DatasetFunction:
       batch_norm_call: Computes its batch normalization layers in training.
     """
 
-    def trace(data_spec):
+    def trace(data_spec, jit_compile=False):
       with batch_norm_calls.replaced(keras_model, batch_norm_call):
-        return StatelessFunction(fn, variables, data_spec, *specs)
+        return StatelessFunction(
+            fn, variables, data_spec, *specs, jit_compile=jit_compile
+        )
 
     self._trace = trace
     self._input_spec = input_spec
@@ -52,9 +55,17 @@ class DatasetFunction:
 
   @functools.cached_property
   def _of_batches(self) -> StatelessFunction:
+    return self._trace_batches(equal_sizes=False)
+
+  @functools.cached_property
+  def _of_equal_batches(self) -> StatelessFunction:
+    return self._trace_batches(equal_sizes=True)
+
+  def _trace_batches(self, equal_sizes: bool) -> StatelessFunction:
+    spec = client_batches.ClientBatches.spec(self._input_spec, equal_sizes)
     # The caller builds another graph.
     with tf.__internal__.eager_context.eager_mode():
-      return self._trace(client_batches.ClientBatches.spec(self._input_spec))
+      return self._trace(spec, jit_compile=equal_sizes)
 
   @property
   def is_random(self) -> bool:
@@ -69,9 +80,11 @@ class DatasetFunction:
       seed: Optional[tf.Tensor] = None,
   ) -> Any:
     """Calls the function inside a graph; see `StatelessFunction`."""
-    function = (
-        self._of_batches
-        if isinstance(data, client_batches.ClientBatches)
-        else self._of_dataset
-    )
+    function = self._of_dataset
+    if isinstance(data, client_batches.ClientBatches):
+      function = (
+          self._of_batches
+          if tf.is_tensor(data.bounds)
+          else self._of_equal_batches
+      )
     return function(values, data, *args, seed=seed)

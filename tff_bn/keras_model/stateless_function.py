@@ -176,6 +176,7 @@ class StatelessFunction:
       fn: Callable[..., Any],
       variables: Sequence[Variable],
       *specs: Any,
+      jit_compile: bool = False,
   ):
     """Traces the function.
 
@@ -184,12 +185,15 @@ class StatelessFunction:
         the values that the caller wants back.
       variables: The variables whose values the caller gives at each call.
       *specs: `tf.TypeSpec`s, or nested structures of them, of the arguments.
+      jit_compile: Whether XLA compiles the function.
 
     Raises:
       ValueError: If the function uses a resource other than a variable, such
         as a lookup table.
     """
-    self._function = tf.function(fn).get_concrete_function(*specs)
+    self._function = tf.function(
+        fn, jit_compile=jit_compile or None
+    ).get_concrete_function(*specs)
     self._captures = captures(self._function, variables)
     self._is_random = any(isinstance(c, RandomState) for c in self._captures)
 

@@ -7,7 +7,7 @@ operations, so that the results have the same bits. It takes the batches of all
 its clients as arrays and uses the same variables for all of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import math
 from typing import Any, Optional
 
@@ -24,10 +24,7 @@ from tff_bn.runtime import plan_stage
 from tff_bn.runtime import symbols
 
 _COUNT = tf.TensorSpec([], tf.int32)
-_INT64_VECTOR = tf.TensorSpec([None], tf.int64)
-# The tensors of a dataset's leaf after those of its samples: where the batches
-# of all clients begin and end, each client's first batch, and their number.
-_PLACES = [_INT64_VECTOR, _INT64_VECTOR, _INT64_VECTOR]
+_PLACES = tf.TensorSpec([None], tf.int64)
 
 
 class BulkPass:
@@ -43,9 +40,11 @@ class BulkPass:
       after these clients.
   """
 
-  def __init__(self, plan: plan_lib.Plan, part: plan_lib.Pass):
-    self.clients = _clients_stage(plan, part)
-    self.fold = _fold_stage(part)
+  def __init__(
+      self, plan: plan_lib.Plan, part: plan_lib.Pass, is_compiled: bool
+  ):
+    self.clients = _clients_stage(plan, part, is_compiled)
+    self.fold = _fold_stage(part, False)
 
 
 class BulkPlan:
@@ -53,29 +52,35 @@ class BulkPlan:
 
   Attributes:
     passes: One entry for each of the plan's passes.
+    is_compiled: Whether XLA compiles the functions, which takes seconds. All
+      batches must have the same size then.
+    has_failed: Whether XLA could not compile a function.
     needs_equal_batches: Whether all batches of the clients that are computed at
       once must have the same size, because values that clients keep or send
       have as many rows as a batch.
   """
 
-  def __init__(self, plan: plan_lib.Plan):
-    self.passes = [BulkPass(plan, part) for part in plan.passes]
+  def __init__(self, plan: plan_lib.Plan, is_compiled: bool):
+    self.passes = [BulkPass(plan, part, is_compiled) for part in plan.passes]
+    self.is_compiled = is_compiled
+    self.has_failed = False
     self._shapes = [
         (leaf.spec.shape, leaf.spec.dtype.size)
         for part in plan.passes
         for leaf in _values(part)
         if not _is_dataset(leaf)
     ]
-    self.needs_equal_batches = not all(
+    self.needs_equal_batches = is_compiled or not all(
         shape.is_fully_defined() for shape, _ in self._shapes
     )
 
-  def client_bytes(self, batch_size: int) -> int:
-    """Returns the size of the values of one client, apart from its data."""
-    return sum(
+  def max_clients(self, batch_size: int, max_bytes: int) -> int:
+    """Returns how many clients' values, without their data, fit a size."""
+    client_bytes = sum(
         math.prod(batch_size if d is None else d for d in shape) * size
         for shape, size in self._shapes
     )
+    return max(1, max_bytes // max(1, client_bytes))
 
 
 def is_possible(plan: plan_lib.Plan) -> bool:
@@ -102,22 +107,38 @@ def is_possible(plan: plan_lib.Plan) -> bool:
   return True
 
 
+def compiled_flops(plan: plan_lib.Plan, batch_size: int) -> float:
+  """Returns the operations of a step, infinite if XLA can't compile a form."""
+  functions = [form.compiled_flops for form in plan.array_forms.values()]
+  return max(
+      math.inf if function is None else function(batch_size)
+      for function in functions
+  )
+
+
 def _values(part: plan_lib.Pass) -> set[symbols.Leaf]:
   """Returns the leaves of a client that a pass computes, or keeps."""
   return {*part.clients.outputs, *part.kept, *part.results}
 
 
-def dataset_tensors(data: Sequence[client_dataset.BatchArrays]) -> list[Any]:
-  """Returns the tensors of a dataset's leaf for several clients."""
+def dataset_tensors(
+    data: Sequence[client_dataset.BatchArrays], equal_sizes: bool
+) -> list[Any]:
+  """Returns the tensors of a dataset's leaf for several clients.
+
+  They are the samples, where the batches of all clients begin and end (not with
+  `equal_sizes`), each client's first batch, and its number of batches.
+  """
   sizes = [len(arrays.sizes) for arrays in data]
-  bounds = np.cumsum([0, *np.concatenate([arrays.sizes for arrays in data])])
-  firsts = np.cumsum([0, *sizes])[:-1]
-  return [
-      *map(np.concatenate, zip(*(arrays.samples for arrays in data))),
-      bounds.astype(np.int64),
-      firsts.astype(np.int64),
-      np.asarray(sizes, np.int64),
-  ]
+  places = [np.cumsum([0, *sizes])[:-1], sizes]
+  samples = map(np.concatenate, zip(*(arrays.load() for arrays in data)))
+  if equal_sizes:
+    shape = [-1, next(a.sizes[0] for a in data)]
+    samples = (part.reshape([*shape, *part.shape[1:]]) for part in samples)
+  else:
+    batch_sizes = np.concatenate([arrays.sizes for arrays in data])
+    places.insert(0, np.cumsum([0, *batch_sizes]))
+  return [*samples, *(np.asarray(place, np.int64) for place in places)]
 
 
 def _is_dataset(leaf: symbols.Leaf) -> bool:
@@ -137,65 +158,71 @@ def _form(plan: plan_lib.Plan, node: symbols.Operation) -> Optional[Any]:
   return plan.array_forms.get(node.trace.key)
 
 
-def _dataset_specs(leaf: symbols.Leaf) -> list[tf.TensorSpec]:
+def _dataset_specs(
+    leaf: symbols.Leaf, equal_sizes: bool
+) -> list[tf.TensorSpec]:
   """Returns the specs of `dataset_tensors`."""
   batch = map(
       element_structure.tensor_spec,
       element_structure.leaf_types(leaf.type.element),
   )
-  samples = client_batches.samples_spec(list(batch))
-  return [*samples, *_PLACES]
+  samples = client_batches.samples_spec(list(batch), equal_sizes)
+  return [*samples, *((2 if equal_sizes else 3) * [_PLACES])]
 
 
 def _clients_stage(
-    plan: plan_lib.Plan, part: plan_lib.Pass
+    plan: plan_lib.Plan, part: plan_lib.Pass, is_compiled: bool
 ) -> plan_stage.Stage:
   stage = part.clients
   operations = _operations(stage)
 
   def specs(leaf):
     if _is_dataset(leaf):
-      return _dataset_specs(leaf)
+      return _dataset_specs(leaf, is_compiled)
     if leaf.node.location is symbols.Location.SERVER:
       return [leaf.spec]
     return [tf.TensorSpec([None, *leaf.spec.shape], leaf.spec.dtype)]
 
   def body(tensors):
-    count, *rest = tensors
-    rest = iter(rest)
-    given = {leaf: [next(rest) for _ in specs(leaf)] for leaf in stage.inputs}
-    functions = [_Function(plan, node) for node in operations]
-    arrays = [
-        tf.TensorArray(
-            leaf.spec.dtype, size=count, element_shape=leaf.spec.shape
-        )
-        for leaf in stage.outputs
-    ]
+    functions = [_Function(plan, node, is_compiled) for node in operations]
 
-    def client(number, arrays):
-      values = {
-          leaf: _of_client(leaf, tensors, number)
-          for leaf, tensors in given.items()
-      }
-      for node, function in zip(operations, functions):
-        arguments = [t for leaf in node.inputs for t in values[leaf]]
-        for leaf, result in zip(node.outputs, function(arguments), strict=True):
-          values[leaf] = [result]
-      return number + 1, [
-          array.write(number, values[leaf][0])
-          for array, leaf in zip(arrays, stage.outputs)
+    def loop(count, *rest):
+      rest = iter(rest)
+      given = {leaf: [next(rest) for _ in specs(leaf)] for leaf in stage.inputs}
+      arrays = [
+          tf.TensorArray(
+              leaf.spec.dtype, size=count, element_shape=leaf.spec.shape
+          )
+          for leaf in stage.outputs
       ]
 
-    _, arrays = tf.while_loop(
-        lambda number, _: number < count,
-        client,
-        (tf.constant(0), arrays),
-        # The clients use the same variables.
-        parallel_iterations=1,
-    )
+      def client(number, arrays):
+        values = {
+            leaf: _of_client(leaf, tensors, number)
+            for leaf, tensors in given.items()
+        }
+        for node, function in zip(operations, functions):
+          results = function([t for leaf in node.inputs for t in values[leaf]])
+          for leaf, result in zip(node.outputs, results, strict=True):
+            values[leaf] = [result]
+        return number + 1, [
+            array.write(number, values[leaf][0])
+            for array, leaf in zip(arrays, stage.outputs)
+        ]
+
+      _, arrays = tf.while_loop(
+          lambda number, _: number < count,
+          client,
+          (tf.constant(0), arrays),
+          # The clients use the same variables.
+          parallel_iterations=1,
+      )
+      return [array.stack() for array in arrays]
+
+    with tf.control_dependencies([a for f in functions for a in f.assignments]):
+      outputs = _compiled(loop, is_compiled)(*tensors)
     return imported_graph.destroy_after(
-        [v for function in functions for v in function.variables],
-        [array.stack() for array in arrays],
+        [v for f in functions for v in f.variables], outputs
     )
 
   return plan_stage.Stage(
@@ -206,20 +233,30 @@ def _clients_stage(
   )
 
 
+def _compiled(function: Callable[..., Any], is_compiled: bool) -> Any:
+  """Lets XLA compile a function, if `is_compiled`."""
+  if not is_compiled:
+    return function
+  return tf.function(function, jit_compile=True, autograph=False)
+
+
 class _Function:
   """An operation inside of the loop, with its variables outside."""
 
-  def __init__(self, plan: plan_lib.Plan, node: symbols.Operation):
+  def __init__(
+      self, plan: plan_lib.Plan, node: symbols.Operation, is_compiled: bool
+  ):
     self.variables: list[tf.Tensor] = []
+    self.assignments: list[tf.Operation] = []
     self._call = node.trace
     form = _form(plan, node)
     if form is not None:
-      graph = plan.graphs.of(form.build())
+      graph = plan.graphs.of(form.build(is_compiled))
     elif isinstance(node.trace, imported_graph.Graph):
       graph = node.trace
     else:
       return
-    self.variables = graph.new_variables()
+    self.variables, self.assignments = graph.new_variables()
     self._call = lambda tensors: graph.call_with(self.variables, tensors)
 
   def __call__(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -238,7 +275,7 @@ def _of_client(
   return [tf.gather(tensors[0], number)]
 
 
-def _fold_stage(part: plan_lib.Pass) -> plan_stage.Stage:
+def _fold_stage(part: plan_lib.Pass, is_compiled: bool) -> plan_stage.Stage:
   stage = part.fold
   totals = stage.outputs
   is_stacked = [
@@ -246,9 +283,7 @@ def _fold_stage(part: plan_lib.Pass) -> plan_stage.Stage:
       for position, leaf in enumerate(stage.inputs)
   ]
 
-  def body(tensors):
-    count, *tensors = tensors
-
+  def fold(count, *tensors):
     def add(number, totals):
       rest = [
           tf.gather(tensor, number) if stacked else tensor
@@ -259,7 +294,7 @@ def _fold_stage(part: plan_lib.Pass) -> plan_stage.Stage:
     _, results = tf.while_loop(
         lambda number, _: number < count,
         add,
-        (tf.constant(0), tensors[: len(totals)]),
+        (tf.constant(0), list(tensors[: len(totals)])),
         shape_invariants=(
             tf.TensorShape([]),
             [leaf.spec.shape for leaf in totals],
@@ -274,4 +309,9 @@ def _fold_stage(part: plan_lib.Pass) -> plan_stage.Stage:
       else leaf.spec
       for leaf, stacked in zip(stage.inputs, is_stacked)
   ]
-  return plan_stage.Stage(stage.inputs, totals, body, [_COUNT, *specs])
+  return plan_stage.Stage(
+      stage.inputs,
+      totals,
+      lambda tensors: _compiled(fold, is_compiled)(*tensors),
+      [_COUNT, *specs],
+  )

@@ -1,7 +1,7 @@
 """Client datasets that are built in the process that uses them."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -44,13 +44,13 @@ class BatchArrays(NamedTuple):
   """A client's batches as NumPy arrays.
 
   Attributes:
-    samples: The samples of all batches, one batch after another: an array for
-      each tensor of a batch, depth first.
     sizes: The number of samples in each batch, an int64 vector.
+    load: Returns the samples of all batches, one batch after another: an array
+      for each tensor of a batch, depth first.
   """
 
-  samples: Sequence[np.ndarray]
   sizes: np.ndarray
+  load: Callable[[], Sequence[np.ndarray]]
 
 
 def to_variant(dataset: tf.data.Dataset) -> tf.Tensor:

@@ -80,7 +80,7 @@ class SeveralClients(Portion):
   def __init__(
       self,
       plan: plan_lib.Plan,
-      bulk: bulk_plan.BulkPlan,
+      bulk_plans: Sequence[bulk_plan.BulkPlan],
       part: client_part.ClientPart,
       values: Sequence[Mapping[symbols.Leaf, Any]],
   ):
@@ -88,29 +88,36 @@ class SeveralClients(Portion):
 
     Args:
       plan: The plan.
-      bulk: The plan for several clients.
+      bulk_plans: The plans for several clients, of which the first one is taken
+        that TensorFlow can compile.
       part: Has the server's values on the device.
       values: Each client's values by leaf.
     """
     super().__init__(part, len(values))
     self._plan = plan
-    self._bulk = bulk
+    self._bulk, *self._others = bulk_plans
     self._values = values
     self._kept: Optional[dict[symbols.Leaf, list[Any]]] = None
 
   def _begin(self) -> dict[symbols.Leaf, list[Any]]:
     """Returns the clients' stacked values, or their batches."""
     return {
-        leaf: _joined([values[leaf] for values in self._values])
+        leaf: _joined(
+            [values[leaf] for values in self._values], self._bulk.is_compiled
+        )
         for leaf in self._plan.client_inputs
     }
 
   def _compute(self, number: int) -> execution.Computed:
     """See the base class."""
-    plan, bulk = self._plan.passes[number], self._bulk.passes[number]
+    plan = self._plan.passes[number]
     count = tf.constant(len(self._values))
-    tensors = self._begin() if self._kept is None else self._kept
-    outputs = self._part.call(bulk.clients, [count], tensors)
+    if self._kept is None:
+      tensors, outputs = self._first_outputs(number, count)
+    else:
+      tensors = self._kept
+      stage = self._bulk.passes[number].clients
+      outputs = self._part.call(stage, [count], tensors)
     tensors.update((leaf, [output]) for leaf, output in outputs.items())
     for leaf in plan.results:
       stacked = arguments.to_python(tensors[leaf][0], leaf.type)
@@ -119,12 +126,29 @@ class SeveralClients(Portion):
         results[leaf] = value.copy() if leaf.spec.shape.rank else value
     self._kept = {leaf: tensors[leaf] for leaf in plan.kept}
     folded = [tensors[leaf][0] for leaf in plan.folded if leaf in tensors]
-    return execution.Computed(folded, bulk.fold, [count])
+    return execution.Computed(folded, self._bulk.passes[number].fold, [count])
+
+  def _first_outputs(
+      self, number: int, count: tf.Tensor
+  ) -> tuple[dict[symbols.Leaf, list[Any]], dict[symbols.Leaf, tf.Tensor]]:
+    """Returns the clients' values, and the outputs of the first pass."""
+    tensors = self._begin()
+    try:
+      stage = self._bulk.passes[number].clients
+      return tensors, self._part.call(stage, [count], tensors)
+    except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):
+      if not self._others:
+        raise
+      # XLA knows fewer operations than TensorFlow.
+      self._bulk.has_failed = True
+      self._bulk, *self._others = self._others
+      return self._first_outputs(number, count)
 
 
-def _joined(values: Sequence[Any]) -> list[Any]:
+def _joined(values: Sequence[Any], equal_sizes: bool) -> list[Any]:
+  """Returns the tensors of a leaf for several clients."""
   if isinstance(values[0], client_dataset.BatchArrays):
-    return bulk_plan.dataset_tensors(values)
+    return bulk_plan.dataset_tensors(values, equal_sizes)
   if any(isinstance(value, tf.Tensor) for value in values):
     return [tf.stack(values)]
   # Not `tf.stack`, which converts a list of 64-bit numbers to 32 bits.

@@ -94,12 +94,24 @@ class Graph:
     """Maps input to output tensors; each call creates new variables."""
     return self._function(*arguments)
 
-  def new_variables(self) -> list[tf.Tensor]:
-    """Creates variables for `call_with`; returns their handles."""
-    return [
-        tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=_ANONYMOUS)
-        for dtype, shape in self._imported.variable_specs()
-    ]
+  def new_variables(self) -> tuple[list[tf.Tensor], list[tf.Operation]]:
+    """Creates variables for `call_with`.
+
+    Returns:
+      Their handles, and the operations that initialize them, which XLA needs.
+    """
+    handles, assignments = [], []
+    for dtype, shape in self._imported.variable_specs():
+      handle = tf.raw_ops.VarHandleOp(
+          dtype=dtype, shape=shape, shared_name=_ANONYMOUS
+      )
+      handles.append(handle)
+      assignments.append(
+          tf.raw_ops.AssignVariableOp(
+              resource=handle, value=tf.zeros(shape, dtype)
+          )
+      )
+    return handles, assignments
 
   def call_with(
       self, variables: Sequence[tf.Tensor], arguments: Sequence[tf.Tensor]
@@ -168,20 +180,24 @@ class _ImportedGraph:
       variables: Sequence[tf.Tensor],
   ) -> list[tf.Tensor]:
     """Imports the graph, with the handles of given variables."""
+    feeds = self._feeds(arguments)
+    for node, variable in zip(self._variables(), variables, strict=True):
+      feeds[f'{node.name}:0'] = variable
     graph_def = tf.compat.v1.GraphDef()
     graph_def.CopyFrom(self._graph_def)
-    _delete_nodes(graph_def, lambda node: node.op == 'VarHandleOp')
-    feeds = self._feeds(arguments)
-    used = {i for node in graph_def.node for i in node.input}
-    for node, variable in zip(self._variables(), variables, strict=True):
-      # Others are only in control dependencies, or not used.
-      if node.name in used:
-        feeds[f'{node.name}:0'] = variable
+    replaced = set(map(_node_name, feeds))
+    _delete_nodes(graph_def, lambda node: node.name in replaced)
+    # Other nodes are only in control dependencies.
+    used = {f'{i}:0' for node in graph_def.node for i in node.input}
     # The tensors may be of a graph outside of a loop.
     capture = tf.compat.v1.get_default_graph().capture
     return tf.graph_util.import_graph_def(
         graph_def,
-        input_map={name: capture(tensor) for name, tensor in feeds.items()},
+        input_map={
+            name: capture(tensor)
+            for name, tensor in feeds.items()
+            if name in used or name in self._results
+        },
         return_elements=self._results,
     )
 

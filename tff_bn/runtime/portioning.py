@@ -1,6 +1,7 @@
 """Decides which clients of an invocation are computed at once."""
 
 from collections.abc import Mapping, Sequence
+import functools
 import math
 import statistics
 from typing import Any, Optional
@@ -24,19 +25,36 @@ _MIN_CLIENTS_SEEN = 100
 _MAX_SECONDS = 0.03
 # The size of the values of the clients that are computed at once.
 _MAX_BYTES = 2**26
+# XLA takes two to three seconds to compile the function. Then small steps are
+# several times as fast, but convolutions of larger batches are slower.
+_MIN_COMPILED_CLIENTS = 50
+_MAX_COMPILED_FLOPS = 8e6
 
 
 class Portioning:
   """Puts the clients of a plan into portions.
 
-  The results don't depend on the portions, so these may depend on times.
+  Where XLA compiles, last digits differ. So that decision depends on nothing
+  but the round itself, and a run that is resumed has the same results. The
+  others may depend on times, because they don't change a bit.
   """
 
   def __init__(self, plan: plan_lib.Plan):
     self._plan = plan
     self._num_clients_seen = 0
     self._seconds = math.inf
-    self._bulk: Optional[bulk_plan.BulkPlan] = None
+    self._is_possible = bulk_plan.is_possible(plan)
+    self._flops = functools.cache(
+        functools.partial(bulk_plan.compiled_flops, plan)
+    )
+
+  @functools.cached_property
+  def _ordinary(self) -> bulk_plan.BulkPlan:
+    return bulk_plan.BulkPlan(self._plan, is_compiled=False)
+
+  @functools.cached_property
+  def _compiled(self) -> bulk_plan.BulkPlan:
+    return bulk_plan.BulkPlan(self._plan, is_compiled=True)
 
   def saw(self, seconds: Sequence[float]) -> None:
     """Takes note of how long each client of an invocation was computed."""
@@ -54,49 +72,47 @@ class Portioning:
         client_part.ClientPart(plan, device.name, invocation.server)
         for device in devices
     ]
-    values = self._in_arrays(invocation, devices)
-    if values is None:
+    clients, bulk_plans = None, []
+    if len(invocation.values) > 1 and all(map(_is_cpu, devices)):
+      clients = self._in_arrays(invocation)
+    if clients is not None:
+      bulk_plans = self._bulk_plans(clients)
+    if not bulk_plans:
       return [
           client_portions.OneClient(plan, parts[n % len(parts)], values)
           for n, values in enumerate(invocation.values)
       ]
-    bulk = self._bulk
-    assert bulk is not None
-    num_threads = sum(device.num_threads for device in devices)
-    size = max(
-        1,
-        min(
-            math.ceil(len(values) / num_threads),
-            _MAX_BYTES // max(1, bulk.client_bytes(max(_batch_sizes(values)))),
-        ),
-    )
+    size = bulk_plans[0].max_clients(max(_batch_sizes(clients)), _MAX_BYTES)
+    if not bulk_plans[0].is_compiled:
+      # XLA uses several cores by itself.
+      num_threads = sum(device.num_threads for device in devices)
+      size = min(size, math.ceil(len(clients) / num_threads))
     return [
         client_portions.SeveralClients(
-            plan, bulk, parts[n % len(parts)], values[start : start + size]
+            plan,
+            bulk_plans,
+            parts[n % len(parts)],
+            clients[start : start + size],
         )
-        for n, start in enumerate(range(0, len(values), size))
+        for n, start in enumerate(range(0, len(clients), size))
     ]
 
-  def _in_arrays(
-      self,
-      invocation: execution.Invocation,
-      devices: Sequence[devices_lib.Device],
-  ) -> Optional[list[Mapping[symbols.Leaf, Any]]]:
-    """Returns each client's values with its batches as arrays.
+  @property
+  def _is_worth_tracing(self) -> bool:
+    return (
+        self._num_clients_seen >= _MIN_CLIENTS_SEEN
+        and self._seconds <= _MAX_SECONDS
+    )
 
-    The result is `None` if the clients are to be computed one by one.
-    """
-    if (
-        self._num_clients_seen < _MIN_CLIENTS_SEEN
-        or self._seconds > _MAX_SECONDS
-        or len(invocation.values) == 1
-        or any(not _is_cpu(device) for device in devices)
+  def _in_arrays(
+      self, invocation: execution.Invocation
+  ) -> Optional[list[Mapping[symbols.Leaf, Any]]]:
+    """Returns each client's values with its batches as arrays, if possible."""
+    if not self._is_possible or not (
+        self._is_worth_tracing
+        or len(invocation.values) >= _MIN_COMPILED_CLIENTS
     ):
       return None
-    if self._bulk is None:
-      if not bulk_plan.is_possible(self._plan):
-        return None
-      self._bulk = bulk_plan.BulkPlan(self._plan)
     clients = []
     for values in invocation.values:
       client: dict[symbols.Leaf, Any] = {}
@@ -107,9 +123,26 @@ class Portioning:
           return None
         client[leaf] = value
       clients.append(client)
-    if self._bulk.needs_equal_batches and len(_batch_sizes(clients)) != 1:
-      return None
     return clients
+
+  def _bulk_plans(
+      self, clients: Sequence[Mapping[symbols.Leaf, Any]]
+  ) -> list[bulk_plan.BulkPlan]:
+    """Returns the plans for several clients, the best one first, if any."""
+    sizes = _batch_sizes(clients)
+    equal_size = next(iter(sizes)) if len(sizes) == 1 else 0
+    if (
+        equal_size
+        and len(clients) >= _MIN_COMPILED_CLIENTS
+        and self._flops(equal_size) <= _MAX_COMPILED_FLOPS
+        and not self._compiled.has_failed
+    ):
+      return [self._compiled, self._ordinary]
+    if self._is_worth_tracing and (
+        equal_size or not self._ordinary.needs_equal_batches
+    ):
+      return [self._ordinary]
+    return []
 
 
 def _batch_sizes(clients: Sequence[Mapping[symbols.Leaf, Any]]) -> set[int]:
