@@ -2,13 +2,16 @@
 
 import array_data
 import comparison
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 import tensorflow_federated as tff
 import toy_problem
 
 from tff_bn import algorithms
 from tff_bn import runtime
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 from tff_bn.runtime import client_portions
 from tff_bn.runtime import portioning
@@ -27,28 +30,50 @@ _REQUIRED = {
 # These begin with another computation than they end with.
 _PHASED = ('build_fedtan_ii', 'build_fixbn')
 _QUICK = ('build_fed_avg', 'build_scaffold', 'build_fedtan')
+# Their clients do different things.
+_COMPILED = (
+    *('build_fed_avg', 'build_fed_bn', 'build_scaffold', 'build_fbn'),
+    *('build_hbn', 'build_moon', 'build_ditto', 'build_fixbn'),
+)
 _SGD = tff.learning.optimizers.build_sgdm
 _ROUNDS = 3
 
 
+class _AtOnce:
+  """The numbers of clients that were computed at once, in the order of calls.
+
+  `compiled` has those of them that XLA compiled.
+  """
+
+  def __init__(self):
+    self.ordinary, self.compiled = [], []
+
+
 @pytest.fixture(name='at_once')
 def _at_once(monkeypatch):
-  """Returns the numbers of clients that were computed at once.
+  """Returns an `_AtOnce`.
 
-  From the second round on, all clients are that can be.
+  From the second round on, all clients are computed at once that can be, and
+  none is compiled.
   """
   monkeypatch.setattr(portioning, '_MIN_CLIENTS_SEEN', 1)
   monkeypatch.setattr(portioning, '_MAX_SECONDS', np.inf)
-  numbers = []
-  compute = client_portions.SeveralClients.compute
+  found = _AtOnce()
+  begin = client_portions.SeveralClients._begin
 
-  def count(self, number):
-    if number == 0:
-      numbers.append(len(self.seconds))
-    return compute(self, number)
+  def count(self):
+    numbers = found.compiled if self._bulk.is_compiled else found.ordinary
+    numbers.append(len(self.seconds))
+    return begin(self)
 
-  monkeypatch.setattr(client_portions.SeveralClients, 'compute', count)
-  return numbers
+  monkeypatch.setattr(client_portions.SeveralClients, '_begin', count)
+  return found
+
+
+@pytest.fixture(name='compiling')
+def _compiling(monkeypatch):
+  """Lets XLA compile from two clients on."""
+  monkeypatch.setattr(portioning, '_MIN_COMPILED_CLIENTS', 2)
 
 
 def _outputs(process, clients):
@@ -71,19 +96,25 @@ def _outputs(process, clients):
 
 def _check(process, clients, at_once, num_portions=2, num_rounds=_ROUNDS - 1):
   """Computes rounds one by one, then again, the last ones at once."""
+  expected, found = _both(process, clients, at_once, num_portions)
+  assert not at_once.compiled
+  size = -(-len(clients) // num_portions)
+  assert set(at_once.ordinary) <= {size, len(clients) % size}
+  assert sum(at_once.ordinary) == num_rounds * len(clients)
+  comparison.assert_equal(found, expected, same_leaf_types=True)
+  return found
+
+
+def _both(process, clients, at_once, num_portions=2):
+  """Returns the outputs one by one, and those at once where possible."""
   if not isinstance(process, StatefulLearningProcess):
     process = _WithoutStates(process)
   with runtime.in_process_runtime(max_concurrent_clients=num_portions):
     datasets = [array_data.dataset(client) for client in clients]
     expected = _outputs(process, datasets)
-  assert not at_once
+  assert not at_once.ordinary and not at_once.compiled
   with runtime.in_process_runtime(max_concurrent_clients=num_portions):
-    found = _outputs(process, clients)
-  size = -(-len(clients) // num_portions)
-  assert at_once and set(at_once) <= {size, len(clients) % size}
-  assert sum(at_once) == num_rounds * len(clients)
-  comparison.assert_equal(found, expected, same_leaf_types=True)
-  return found
+    return expected, _outputs(process, clients)
 
 
 class _WithoutStates:
@@ -92,6 +123,15 @@ class _WithoutStates:
   def __init__(self, process):
     self.initialize, self.next = process.initialize, process.next
     self.initialize_client = lambda state: None
+
+
+def _process(name, model, **options):
+  if name == 'build_dsgd':
+    options = dict(momentum=0.5)
+  momentum = None if 'scaffold' in name else 0.9
+  return getattr(algorithms, name)(
+      model, _SGD(0.1, momentum), **_REQUIRED.get(name, {}), **options
+  )
 
 
 def _clients(problem):
@@ -113,23 +153,10 @@ def _clients(problem):
         for n in _BUILDERS
     ],
 )
-@pytest.mark.parametrize(
-    'options',
-    [
-        dict(local_epochs=2),
-        pytest.param(dict(local_steps=2), marks=pytest.mark.slow),
-    ],
-    ids=['epochs', 'steps'],
-)
-def test_all_kinds_of_clients(name, options, at_once):
+def test_all_kinds_of_clients(name, at_once):
   problem = toy_problem.Toy('float32', (6, 6, 1))
   model = problem.model_for(name)
-  if name == 'build_dsgd':
-    options = dict(momentum=0.5)
-  momentum = None if 'scaffold' in name else 0.9
-  process = getattr(algorithms, name)(
-      model, _SGD(0.1, momentum), **_REQUIRED.get(name, {}), **options
-  )
+  process = _process(name, model, local_epochs=2)
   clients = _clients(problem)
   if 'fedtan' in name:
     # The clients keep activations, which must have the same shapes.
@@ -143,3 +170,203 @@ def test_all_kinds_of_clients(name, options, at_once):
   metrics = found[-1].metrics
   assert metrics['client_work']['num_dropped_clients'] == 1
   assert np.isfinite(metrics['client_work']['train']['loss'])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['build_fed_avg', 'build_hbn'])
+def test_number_of_steps(name, at_once):
+  problem = toy_problem.Toy('float32', (6, 6, 1))
+  process = _process(name, problem.model_for(name), local_steps=2)
+  _check(process, _clients(problem), at_once)
+
+
+def _equal_clients(problem, number=4, nan=True):
+  """Returns clients whose batches have the same size."""
+  clients = [
+      array_data.client(problem, [4] * (1 + seed % 3), seed)
+      for seed in range(number)
+  ]
+  if nan:
+    clients[1].samples[0][0] = np.nan
+  return clients
+
+
+@pytest.mark.usefixtures('compiling')
+@pytest.mark.parametrize(
+    'name',
+    [
+        n if n == 'build_fed_avg' else pytest.param(n, marks=pytest.mark.slow)
+        for n in _COMPILED
+    ],
+)
+def test_compiled_clients(name, at_once):
+  problem = toy_problem.Toy('float32', (6, 6, 1))
+  process = _process(name, problem.model_for(name), local_epochs=2)
+  clients = _equal_clients(problem)
+  expected, found = _both(process, clients, at_once)
+  # XLA needs no second portion to keep the cores busy.
+  assert set(at_once.compiled) == {len(clients)}
+  assert len(at_once.compiled) >= _ROUNDS and not at_once.ordinary
+  comparison.assert_equal(found, expected, rtol=1e-4, same_leaf_types=True)
+  assert found[-1].metrics['client_work']['num_dropped_clients'] == 1
+
+
+@pytest.mark.usefixtures('compiling')
+def test_operations_that_xla_does_not_know(at_once):
+  problem = toy_problem.Toy('float32')
+
+  def loss(labels, logits):
+    number = tf.raw_ops.Fingerprint(data=logits, method='farmhash64')
+    losses = keras.losses.sparse_categorical_crossentropy(
+        labels, logits, from_logits=True
+    )
+    return losses + 0.0 * tf.cast(number[0, 0], losses.dtype)
+
+  model = BatchNormModel(
+      problem.keras_model, problem.input_spec, loss_fn=lambda: loss
+  )
+  process = algorithms.build_fed_avg(model, _SGD(0.1))
+  clients = _equal_clients(problem, nan=False)
+  expected, found = _both(process, clients, at_once)
+  # The first round finds out that XLA can't, and does not lose a client.
+  assert at_once.compiled == [4]
+  assert sum(at_once.ordinary) == _ROUNDS * len(clients)
+  comparison.assert_equal(found, expected, same_leaf_types=True)
+
+
+@pytest.mark.usefixtures('compiling')
+def test_random_layers_have_the_same_seeds(at_once):
+  """XLA has no operation for these seeds, so it does not compile."""
+  problem = toy_problem.Toy('float32')
+
+  def keras_model():
+    inputs = keras.Input((4,))
+    x = keras.layers.Dense(8)(inputs)
+    x = keras.layers.Dropout(0.5)(x)
+    return keras.Model(inputs, keras.layers.Dense(3)(x))
+
+  process = algorithms.build_fed_avg(problem.model(keras_model), _SGD(0.1))
+  _check(process, _clients(problem), at_once)
+
+
+@pytest.mark.usefixtures('compiling')
+def test_compiled_moments_keep_their_digits(at_once):
+  """E[x²] − E[x]² would lose all of them."""
+  problem = toy_problem.Toy('float32', (6, 6, 1))
+
+  def keras_model():
+    inputs = keras.Input((6, 6, 1))
+    x = keras.layers.BatchNormalization(momentum=0.0)(inputs)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, keras.layers.Dense(3)(x))
+
+  model = problem.model(keras_model)
+  process = algorithms.build_fed_avg(model, _SGD(0.1), local_steps=1)
+  clients = _equal_clients(problem, number=3, nan=False)
+  for client in clients:
+    client.samples[0] += 1e4
+  with runtime.in_process_runtime():
+    output = process.next(process.initialize(), clients)
+  assert at_once.compiled == [3]
+  mean, variance = process.get_model_weights(output.state).non_trainable
+  x = [client.samples[0][:4].astype(np.float64) for client in clients]
+  np.testing.assert_allclose(mean, np.mean([a.mean() for a in x]), rtol=1e-6)
+  np.testing.assert_allclose(variance, np.mean([a.var() for a in x]), rtol=1e-3)
+
+
+class _Portions:
+  """The portions of a plan, as numbers of clients."""
+
+  def __init__(self, process, clients, **options):
+    self._process, self.clients = process, clients
+    self._context = runtime.InProcessContext(**options)
+
+  def __enter__(self):
+    self._previous = tff.framework.get_context_stack().current
+    tff.framework.set_default_context(self._context)
+    self._state = self._process.initialize()
+    return self
+
+  def __exit__(self, *_):
+    tff.framework.set_default_context(self._previous)
+    self._context.close()
+
+  def next(self, clients=None):
+    self._process.next(self._state, clients or self.clients)
+
+
+@pytest.fixture(name='fed_avg', scope='module')
+def _fed_avg():
+  problem = toy_problem.Toy('float32')
+  return problem, algorithms.build_fed_avg(problem.model(), _SGD(0.1))
+
+
+def test_clients_are_computed_at_once_after_some(fed_avg, at_once, monkeypatch):
+  problem, process = fed_avg
+  monkeypatch.setattr(portioning, '_MIN_CLIENTS_SEEN', 8)
+  clients = _equal_clients(problem)
+  with _Portions(process, clients, max_concurrent_clients=1) as rounds:
+    rounds.next()
+    rounds.next()
+    assert not at_once.ordinary
+    rounds.next()
+    assert at_once.ordinary == [4]
+    # A single client is no several clients.
+    rounds.next(clients[:1])
+    assert at_once.ordinary == [4]
+    # The runtime can't tell what a dataset of TensorFlow will yield.
+    rounds.next([*clients[:3], array_data.dataset(clients[3])])
+    assert at_once.ordinary == [4]
+    # The values of all clients at once would take too much memory.
+    monkeypatch.setattr(portioning, '_MAX_BYTES', 700)
+    rounds.next()
+    assert len(at_once.ordinary) > 2
+    assert sum(at_once.ordinary) == 8
+
+
+def test_slow_clients_are_computed_one_by_one(fed_avg, at_once, monkeypatch):
+  problem, process = fed_avg
+  monkeypatch.setattr(portioning, '_MAX_SECONDS', 0.0)
+  with _Portions(process, _equal_clients(problem)) as rounds:
+    for _ in range(3):
+      rounds.next()
+  assert not at_once.ordinary
+
+
+@pytest.mark.parametrize(
+    'change', ['few clients', 'unequal', 'empty', 'large steps']
+)
+def test_what_xla_does_not_compile(fed_avg, at_once, monkeypatch, change):
+  problem, process = fed_avg
+  monkeypatch.setattr(portioning, '_MIN_COMPILED_CLIENTS', 4)
+  clients = _equal_clients(problem)
+  match change:
+    case 'few clients':
+      del clients[3]
+    case 'unequal':
+      clients[2] = array_data.client(problem, [4, 3], 2)
+    case 'empty':
+      clients[2] = array_data.client(problem, [], 2)
+    case 'large steps':
+      # A dense layer costs two operations for each weight and sample.
+      flops = 3 * 4 * 2 * (4 * 5 + 5 * 3)
+      monkeypatch.setattr(portioning, '_MAX_COMPILED_FLOPS', flops - 1)
+  with _Portions(process, clients, max_concurrent_clients=1) as rounds:
+    rounds.next()
+    rounds.next()
+  assert not at_once.compiled
+  assert at_once.ordinary == [len(clients)]
+
+
+def test_compiling_does_not_depend_on_earlier_rounds(
+    fed_avg, at_once, monkeypatch
+):
+  """Otherwise, a run that is resumed would have other last digits."""
+  problem, process = fed_avg
+  monkeypatch.setattr(portioning, '_MIN_COMPILED_CLIENTS', 4)
+  monkeypatch.setattr(portioning, '_MIN_CLIENTS_SEEN', 10**9)
+  monkeypatch.setattr(portioning, '_MAX_SECONDS', 0.0)
+  with _Portions(process, _equal_clients(problem)) as rounds:
+    rounds.next()
+    rounds.next()
+  assert at_once.compiled == [4, 4]
