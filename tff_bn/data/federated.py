@@ -162,7 +162,7 @@ class FederatedData:
     """The names of the classes; empty if they have numbers only."""
     return self.dataset.class_names
 
-  @property
+  @functools.cached_property
   def element_spec(self) -> tuple[tf.TensorSpec, tf.TensorSpec]:
     """The type of a batch (x, y): x is float32 `[None, ...]`.
 

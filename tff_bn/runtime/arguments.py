@@ -59,8 +59,9 @@ def _flatten(
           f'The {name} has values of {len(value)} clients, but other parts have'
           f' values of {len(argument.clients)}.'
       )
+    checked: list[Any] = []
     for number, (leaves, member) in enumerate(zip(argument.clients, value)):
-      leaves += _leaves(member, type_spec.member, f'{name}[{number}]')
+      leaves += _leaves(member, type_spec.member, f'{name}[{number}]', checked)
   elif isinstance(type_spec, tff.StructType):
     for element, part, element_name in _elements(value, type_spec, name):
       _flatten(part, element, element_name, argument)
@@ -101,15 +102,26 @@ def _elements(
     yield element, part, name + suffix
 
 
-def _leaves(value: Any, type_spec: tff.Type, name: str) -> list[Any]:
+def _leaves(
+    value: Any,
+    type_spec: tff.Type,
+    name: str,
+    checked: Optional[list[Any]] = None,
+) -> list[Any]:
+  """Checks a value and returns its leaves.
+
+  `checked` has the spec and the type of the last dataset that was right, if
+  any. It saves the checks of many clients that have the same.
+  """
+  checked = [] if checked is None else checked
   if isinstance(type_spec, tff.StructType):
     return [
         leaf
         for element, part, element_name in _elements(value, type_spec, name)
-        for leaf in _leaves(part, element, element_name)
+        for leaf in _leaves(part, element, element_name, checked)
     ]
   if isinstance(type_spec, tff.SequenceType):
-    return [_sequence(value, type_spec, name)]
+    return [_sequence(value, type_spec, name, checked)]
   if isinstance(type_spec, tff.TensorType):
     return [_tensor(value, type_spec, name)]
   raise TypeError(
@@ -163,7 +175,9 @@ def _has_same_range(converted: np.ndarray, value: Any) -> bool:
   return np.array_equal(np.isfinite(converted), np.isfinite(value))
 
 
-def _sequence(value: Any, type_spec: tff.SequenceType, name: str) -> Any:
+def _sequence(
+    value: Any, type_spec: tff.SequenceType, name: str, checked: list[Any]
+) -> Any:
   """Checks a value and returns a `tf.data.Dataset` or a `ClientDataset`."""
   if isinstance(value, (list, tuple)):
     rows = [
@@ -176,13 +190,16 @@ def _sequence(value: Any, type_spec: tff.SequenceType, name: str) -> Any:
         f'The {name} must be a tf.data.Dataset or a list, but is a'
         f' {type(value).__name__}.'
     )
-  element_type = tff.types.tensorflow_to_type(value.element_spec)
+  element_spec = value.element_spec
+  if checked and checked[0] is element_spec and checked[1] is type_spec:
+    return value
+  element_type = tff.types.tensorflow_to_type(element_spec)
   if not type_spec.element.is_assignable_from(tff.to_type(element_type)):
     raise TypeError(
         f'The {name} must be a dataset with elements of type'
         f' {type_spec.element}, but its elements are of type {element_type}.'
     )
-  if _leaf_order(value.element_spec) != _leaf_order(
+  if _leaf_order(element_spec) != _leaf_order(
       element_structure.spec(type_spec.element)
   ):
     raise TypeError(
@@ -190,6 +207,7 @@ def _sequence(value: Any, type_spec: tff.SequenceType, name: str) -> Any:
         f' {type_spec.element}, but yields them in a Python container that'
         ' TensorFlow flattens in another order; use a collections.OrderedDict.'
     )
+  checked[:] = [element_spec, type_spec]
   return value
 
 

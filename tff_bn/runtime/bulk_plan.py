@@ -7,7 +7,7 @@ operations, so that the results have the same bits. It takes the batches of all
 its clients as arrays and uses the same variables for all of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 import math
 from typing import Any, Optional
 
@@ -18,10 +18,17 @@ import tensorflow_federated as tff
 from tff_bn.common import client_batches
 from tff_bn.runtime import client_dataset
 from tff_bn.runtime import element_structure
+from tff_bn.runtime import execution
 from tff_bn.runtime import imported_graph
 from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import plan_stage
 from tff_bn.runtime import symbols
+
+# XLA knows fewer operations than TensorFlow.
+COMPILATION_ERRORS = (
+    tf.errors.InvalidArgumentError,
+    tf.errors.UnimplementedError,
+)
 
 _COUNT = tf.TensorSpec([], tf.int32)
 _PLACES = tf.TensorSpec([None], tf.int64)
@@ -44,7 +51,9 @@ class BulkPass:
       self, plan: plan_lib.Plan, part: plan_lib.Pass, is_compiled: bool
   ):
     self.clients = _clients_stage(plan, part, is_compiled)
-    self.fold = _fold_stage(part, False)
+    self.fold: execution.Fold = _fold_stage(part, False)
+    if is_compiled:
+      self.fold = _FirstThatCompiles(_fold_stage(part, True), self.fold)
 
 
 class BulkPlan:
@@ -276,42 +285,106 @@ def _of_client(
 
 
 def _fold_stage(part: plan_lib.Pass, is_compiled: bool) -> plan_stage.Stage:
-  stage = part.fold
-  totals = stage.outputs
-  is_stacked = [
-      position >= len(totals) and leaf.node.location is symbols.Location.CLIENTS
-      for position, leaf in enumerate(stage.inputs)
-  ]
+  inputs, totals = part.fold.inputs, part.fold.outputs
+  stacked = {
+      leaf
+      for leaf in part.folded
+      if leaf.node.location is symbols.Location.CLIENTS
+  }
+  # XLA has no arrays that grow.
+  compiled = [fold for fold in part.folds if is_compiled and _has_size(fold)]
+  others = [fold for fold in part.folds if fold not in compiled]
 
-  def fold(count, *tensors):
+  def body(tensors):
+    count, *tensors = tensors
+    values = dict(zip(inputs, tensors))
+    results = {}
+    for folds, must_compile in ((compiled, True), (others, False)):
+      if folds:
+        fold = _Fold(folds, stacked)
+        arguments = [values[leaf] for leaf in fold.inputs]
+        results.update(
+            zip(fold.totals, _compiled(fold, must_compile)(count, *arguments))
+        )
+    return [results[leaf] for leaf in totals]
+
+  specs = [
+      tf.TensorSpec([None, *leaf.spec.shape], leaf.spec.dtype)
+      if leaf in stacked
+      else leaf.spec
+      for leaf in inputs
+  ]
+  return plan_stage.Stage(inputs, totals, body, [_COUNT, *specs])
+
+
+def _has_size(fold: symbols.Fold) -> bool:
+  return all(leaf.spec.shape.is_fully_defined() for leaf in fold.outputs)
+
+
+class _Fold:
+  """Adds the values of several clients to accumulators, in a graph.
+
+  Attributes:
+    inputs: The leaves of the arguments after the number of clients.
+    totals: The accumulators' leaves.
+  """
+
+  def __init__(
+      self,
+      folds: Sequence[symbols.Fold],
+      stacked: Collection[symbols.Leaf],
+  ):
+    """Initializes it; the values of the leaves `stacked` are stacked."""
+    self._folds = folds
+    self._stacked = stacked
+    self.totals = [leaf for fold in folds for leaf in fold.outputs]
+    self.inputs = symbols.unique(
+        [
+            *self.totals,
+            *(leaf for fold in folds for leaf in fold.values),
+            *(leaf for fold in folds for leaf in fold.accumulate.captured),
+        ]
+    )
+
+  def __call__(self, count: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the accumulators."""
+    values = dict(zip(self.inputs, tensors))
+
     def add(number, totals):
-      rest = [
-          tf.gather(tensor, number) if stacked else tensor
-          for tensor, stacked in zip(tensors, is_stacked)
-      ][len(totals) :]
-      return number + 1, stage.body([*totals, *rest])
+      given = {
+          leaf: tf.gather(tensor, number) if leaf in self._stacked else tensor
+          for leaf, tensor in values.items()
+      }
+      given.update(zip(self.totals, totals))
+      return number + 1, plan_lib.fold_all(self._folds, given)
 
     _, results = tf.while_loop(
         lambda number, _: number < count,
         add,
-        (tf.constant(0), list(tensors[: len(totals)])),
+        (tf.constant(0), [values[leaf] for leaf in self.totals]),
         shape_invariants=(
             tf.TensorShape([]),
-            [leaf.spec.shape for leaf in totals],
+            [leaf.spec.shape for leaf in self.totals],
         ),
         parallel_iterations=1,
     )
     return results
 
-  specs = [
-      tf.TensorSpec([None, *leaf.spec.shape], leaf.spec.dtype)
-      if stacked
-      else leaf.spec
-      for leaf, stacked in zip(stage.inputs, is_stacked)
-  ]
-  return plan_stage.Stage(
-      stage.inputs,
-      totals,
-      lambda tensors: _compiled(fold, is_compiled)(*tensors),
-      [_COUNT, *specs],
-  )
+
+class _FirstThatCompiles:
+  """The first of several forms of a function that TensorFlow can compile."""
+
+  def __init__(self, *stages: plan_stage.Stage):
+    self._stages = list(stages)
+
+  def __call__(
+      self, tensors: Sequence[tf.Tensor], device: str
+  ) -> list[tf.Tensor]:
+    """Calls it; see `plan_stage.Stage`."""
+    try:
+      return self._stages[0](tensors, device)
+    except COMPILATION_ERRORS:
+      if len(self._stages) == 1:
+        raise
+      del self._stages[0]
+      return self(tensors, device)

@@ -136,10 +136,9 @@ class SeveralClients(Portion):
     try:
       stage = self._bulk.passes[number].clients
       return tensors, self._part.call(stage, [count], tensors)
-    except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):
+    except bulk_plan.COMPILATION_ERRORS:
       if not self._others:
         raise
-      # XLA knows fewer operations than TensorFlow.
       self._bulk.has_failed = True
       self._bulk, *self._others = self._others
       return self._first_outputs(number, count)

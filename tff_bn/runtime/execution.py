@@ -1,7 +1,7 @@
 """Runs plans: the server's part and the aggregation of client values."""
 
 import abc
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 import contextlib
 import dataclasses
 from typing import Any, Optional
@@ -11,8 +11,11 @@ import tensorflow_federated as tff
 
 from tff_bn.runtime import arguments
 from tff_bn.runtime import plan as plan_lib
-from tff_bn.runtime import plan_stage
 from tff_bn.runtime import symbols
+
+# A function from tensors, and the full name of a device, to tensors on it, such
+# as a `plan_stage.Stage`.
+Fold = Callable[[Sequence[tf.Tensor], str], list[tf.Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Computed:
   """
 
   values: Sequence[Any]
-  fold: plan_stage.Stage
+  fold: Fold
   first: Sequence[tf.Tensor] = ()
 
 

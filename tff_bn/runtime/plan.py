@@ -17,7 +17,7 @@ A round of federated averaging thus takes one call of `clients` and one of
 """
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -41,6 +41,7 @@ class Pass:
     clients: The function of each client, which is called next.
     folded: The clients' leaves that are aggregated.
     zero: The leaves of the accumulators before the first client.
+    folds: What is aggregated.
     fold: The function from the accumulators, `folded` and `captured` to the
       next accumulators.
     captured: The server's leaves that `fold` uses.
@@ -54,6 +55,7 @@ class Pass:
   clients: plan_stage.Stage
   folded: tuple[symbols.Leaf, ...]
   zero: tuple[symbols.Leaf, ...]
+  folds: tuple[symbols.Fold, ...]
   fold: plan_stage.Stage
   captured: tuple[symbols.Leaf, ...]
   totals: tuple[symbols.Leaf, ...]
@@ -214,6 +216,7 @@ class Plan:
               clients=clients,
               folded=folded,
               zero=tuple(leaf for fold in folds[number] for leaf in fold.zero),
+              folds=tuple(folds[number]),
               fold=_fold_stage(folds[number], folded, captured),
               captured=captured,
               totals=tuple(
@@ -259,21 +262,29 @@ def _fold_stage(
 ) -> plan_stage.Stage:
   """Joins folds into one function that adds a client's values to them."""
   totals = [leaf for fold in folds for leaf in fold.outputs]
-
-  def body(tensors):
-    accumulators, rest = tensors[: len(totals)], tensors[len(totals) :]
-    given = dict(zip([*folded, *captured], rest))
-    results: list[tf.Tensor] = []
-    for fold in folds:
-      start = len(results)
-      results += fold.accumulate(
-          [
-              *accumulators[start : start + len(fold.outputs)],
-              *(given[leaf] for leaf in fold.values),
-          ],
-          [given[leaf] for leaf in fold.accumulate.captured],
-      )
-    return results
-
   inputs = [*totals, *folded, *captured]
-  return plan_stage.Stage(inputs, totals, body)
+  return plan_stage.Stage(
+      inputs,
+      totals,
+      lambda tensors: fold_all(folds, dict(zip(inputs, tensors))),
+  )
+
+
+def fold_all(
+    folds: Iterable[symbols.Fold], tensors: Mapping[symbols.Leaf, tf.Tensor]
+) -> list[tf.Tensor]:
+  """Returns the next accumulators of folds, in a graph.
+
+  Args:
+    folds: The folds.
+    tensors: The accumulators, by the leaf of the fold's result; a client's
+      values; and the captured values.
+  """
+  return [
+      total
+      for fold in folds
+      for total in fold.accumulate(
+          [tensors[leaf] for leaf in (*fold.outputs, *fold.values)],
+          [tensors[leaf] for leaf in fold.accumulate.captured],
+      )
+  ]

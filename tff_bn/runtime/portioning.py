@@ -25,9 +25,9 @@ _MIN_CLIENTS_SEEN = 100
 _MAX_SECONDS = 0.03
 # The size of the values of the clients that are computed at once.
 _MAX_BYTES = 2**26
-# XLA takes two to three seconds to compile the function. Then small steps are
+# XLA takes several seconds to compile the function. Then small steps are
 # several times as fast, but convolutions of larger batches are slower.
-_MIN_COMPILED_CLIENTS = 50
+_MIN_COMPILED_CLIENTS = 100
 _MAX_COMPILED_FLOPS = 8e6
 
 
