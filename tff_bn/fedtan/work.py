@@ -225,10 +225,9 @@ class FedTanWork(client_work.ClientWork):
     @tff.tensorflow.computation([answers_type, np.bool_, *carried_types])
     def stage(arguments):
       answers, takes_part, *carried = arguments
+      output = self._proceed(number, answers, carried)
       return exchange.message(
-          self._first_step.questions[number],
-          *self._proceed(number, answers, carried),
-          takes_part,
+          self._first_step.questions[number], *output, takes_part
       )
 
     return stage
@@ -258,7 +257,9 @@ class FedTanWork(client_work.ClientWork):
         self._model.input_spec,
     )
 
-  def _proceed(self, number: int, answers: Any, carried: Sequence[Any]) -> Any:
+  def _proceed(
+      self, number: int, answers: Any, carried: Sequence[Any]
+  ) -> staged_function.StageOutput:
     """Computes a stage after the first."""
     first_step = self._first_step
     return first_step.proceed(

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.common import array_form
 from tff_bn.common import client_batches
 from tff_bn.runtime import client_dataset
 from tff_bn.runtime import element_structure
@@ -50,7 +51,7 @@ class BulkPass:
   def __init__(
       self, plan: plan_lib.Plan, part: plan_lib.Pass, is_compiled: bool
   ):
-    self.clients = _clients_stage(plan, part, is_compiled)
+    self.clients = _clients_stage(_Forms(plan), part, is_compiled)
     self.fold: execution.Fold = _fold_stage(part, False)
     if is_compiled:
       self.fold = _FirstThatCompiles(_fold_stage(part, True), self.fold)
@@ -101,6 +102,7 @@ def is_possible(plan: plan_lib.Plan) -> bool:
   inputs = {leaf for leaf in plan.client_inputs if _is_dataset(leaf)}
   if not inputs:
     return False
+  forms = _Forms(plan)
   for part in plan.passes:
     for leaf in _values(part):
       if (
@@ -111,7 +113,7 @@ def is_possible(plan: plan_lib.Plan) -> bool:
         return False
     for node in _operations(part.clients):
       read = [leaf for leaf in node.inputs if _is_dataset(leaf)]
-      if read and not (inputs.issuperset(read) and _form(plan, node)):
+      if read and not (inputs.issuperset(read) and forms.has(node)):
         return False
   return True
 
@@ -140,10 +142,11 @@ def dataset_tensors(
   """
   sizes = [len(arrays.sizes) for arrays in data]
   places = [np.cumsum([0, *sizes])[:-1], sizes]
-  samples = map(np.concatenate, zip(*(arrays.load() for arrays in data)))
+  loaded = [arrays.load() for arrays in data]
+  samples = [np.concatenate(parts) for parts in zip(*loaded)]
   if equal_sizes:
-    shape = [-1, next(a.sizes[0] for a in data)]
-    samples = (part.reshape([*shape, *part.shape[1:]]) for part in samples)
+    size = data[0].sizes[0]
+    samples = [part.reshape([-1, size, *part.shape[1:]]) for part in samples]
   else:
     batch_sizes = np.concatenate([arrays.sizes for arrays in data])
     places.insert(0, np.cumsum([0, *batch_sizes]))
@@ -160,11 +163,31 @@ def _operations(stage: plan_stage.Stage) -> list[symbols.Operation]:
   return nodes  # type: ignore[return-value]
 
 
-def _form(plan: plan_lib.Plan, node: symbols.Operation) -> Optional[Any]:
-  """Returns the form of an operation that takes arrays, if it has one."""
-  if not isinstance(node.trace, imported_graph.Graph):
-    return None
-  return plan.array_forms.get(node.trace.key)
+class _Forms:
+  """The forms of a plan's operations that take arrays."""
+
+  def __init__(self, plan: plan_lib.Plan):
+    # Not the plan, to which the stages belong.
+    self._graphs, self._forms = plan.graphs, plan.array_forms
+
+  def has(self, node: symbols.Operation) -> bool:
+    """Returns whether an operation has a form."""
+    return self._find(node) is not None
+
+  def graph(
+      self, node: symbols.Operation, equal_sizes: bool
+  ) -> Optional[imported_graph.Graph]:
+    """Returns the graph of an operation, or of its form if it has one."""
+    form = self._find(node)
+    if form is not None:
+      return self._graphs.of(form.build(equal_sizes))
+    trace = node.trace
+    return trace if isinstance(trace, imported_graph.Graph) else None
+
+  def _find(self, node: symbols.Operation) -> Optional[array_form.ArrayForm]:
+    if not isinstance(node.trace, imported_graph.Graph):
+      return None
+    return self._forms.get(node.trace.key)
 
 
 def _dataset_specs(
@@ -180,7 +203,7 @@ def _dataset_specs(
 
 
 def _clients_stage(
-    plan: plan_lib.Plan, part: plan_lib.Pass, is_compiled: bool
+    forms: _Forms, part: plan_lib.Pass, is_compiled: bool
 ) -> plan_stage.Stage:
   stage = part.clients
   operations = _operations(stage)
@@ -193,10 +216,12 @@ def _clients_stage(
     return [tf.TensorSpec([None, *leaf.spec.shape], leaf.spec.dtype)]
 
   def body(tensors):
-    functions = [_Function(plan, node, is_compiled) for node in operations]
+    functions = [
+        _Function(node, forms.graph(node, is_compiled)) for node in operations
+    ]
 
-    def loop(count, *rest):
-      rest = iter(rest)
+    def loop(count, *tensors):
+      rest = iter(tensors)
       given = {leaf: [next(rest) for _ in specs(leaf)] for leaf in stage.inputs}
       arrays = [
           tf.TensorArray(
@@ -253,23 +278,18 @@ class _Function:
   """An operation inside of the loop, with its variables outside."""
 
   def __init__(
-      self, plan: plan_lib.Plan, node: symbols.Operation, is_compiled: bool
+      self, node: symbols.Operation, graph: Optional[imported_graph.Graph]
   ):
+    self._node, self._graph = node, graph
     self.variables: list[tf.Tensor] = []
     self.assignments: list[tf.Operation] = []
-    self._call = node.trace
-    form = _form(plan, node)
-    if form is not None:
-      graph = plan.graphs.of(form.build(is_compiled))
-    elif isinstance(node.trace, imported_graph.Graph):
-      graph = node.trace
-    else:
-      return
-    self.variables, self.assignments = graph.new_variables()
-    self._call = lambda tensors: graph.call_with(self.variables, tensors)
+    if graph is not None:
+      self.variables, self.assignments = graph.new_variables()
 
   def __call__(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    return self._call(tensors)
+    if self._graph is None:
+      return self._node.trace(tensors)
+    return self._graph.call_with(self.variables, tensors)
 
 
 def _of_client(
@@ -298,7 +318,7 @@ def _fold_stage(part: plan_lib.Pass, is_compiled: bool) -> plan_stage.Stage:
   def body(tensors):
     count, *tensors = tensors
     values = dict(zip(inputs, tensors))
-    results = {}
+    results: dict[symbols.Leaf, tf.Tensor] = {}
     for folds, must_compile in ((compiled, True), (others, False)):
       if folds:
         fold = _Fold(folds, stacked)

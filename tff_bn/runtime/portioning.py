@@ -1,10 +1,9 @@
 """Decides which clients of an invocation are computed at once."""
 
 from collections.abc import Mapping, Sequence
-import functools
 import math
 import statistics
-from typing import Any, Optional
+from typing import Any
 
 import tensorflow as tf
 
@@ -31,6 +30,9 @@ _MIN_COMPILED_CLIENTS = 100
 _MAX_COMPILED_FLOPS = 8e6
 
 
+_Clients = Sequence[Mapping[symbols.Leaf, Any]]
+
+
 class Portioning:
   """Puts the clients of a plan into portions.
 
@@ -39,22 +41,13 @@ class Portioning:
   others may depend on times, because they don't change a bit.
   """
 
-  def __init__(self, plan: plan_lib.Plan):
-    self._plan = plan
+  def __init__(self) -> None:
     self._num_clients_seen = 0
     self._seconds = math.inf
-    self._is_possible = bulk_plan.is_possible(plan)
-    self._flops = functools.cache(
-        functools.partial(bulk_plan.compiled_flops, plan)
-    )
-
-  @functools.cached_property
-  def _ordinary(self) -> bulk_plan.BulkPlan:
-    return bulk_plan.BulkPlan(self._plan, is_compiled=False)
-
-  @functools.cached_property
-  def _compiled(self) -> bulk_plan.BulkPlan:
-    return bulk_plan.BulkPlan(self._plan, is_compiled=True)
+    # By `is_compiled`.
+    self._bulk_plans: dict[bool, bulk_plan.BulkPlan] = {}
+    # By the number of samples in a batch.
+    self._flops: dict[int, float] = {}
 
   def saw(self, seconds: Sequence[float]) -> None:
     """Takes note of how long each client of an invocation was computed."""
@@ -65,18 +58,17 @@ class Portioning:
       self,
       invocation: execution.Invocation,
       devices: Sequence[devices_lib.Device],
-  ) -> list[client_portions.Portion]:
+  ) -> Sequence[client_portions.Portion]:
     """Returns the portions of an invocation's clients, in their order."""
-    plan = self._plan
+    plan = invocation.plan
     parts = [
         client_part.ClientPart(plan, device.name, invocation.server)
         for device in devices
     ]
-    clients, bulk_plans = None, []
+    clients: _Clients = []
     if len(invocation.values) > 1 and all(map(_is_cpu, devices)):
       clients = self._in_arrays(invocation)
-    if clients is not None:
-      bulk_plans = self._bulk_plans(clients)
+    bulk_plans = self._choose(plan, clients) if clients else []
     if not bulk_plans:
       return [
           client_portions.OneClient(plan, parts[n % len(parts)], values)
@@ -104,50 +96,62 @@ class Portioning:
         and self._seconds <= _MAX_SECONDS
     )
 
-  def _in_arrays(
-      self, invocation: execution.Invocation
-  ) -> Optional[list[Mapping[symbols.Leaf, Any]]]:
-    """Returns each client's values with its batches as arrays, if possible."""
-    if not self._is_possible or not (
+  def _in_arrays(self, invocation: execution.Invocation) -> _Clients:
+    """Returns each client's values with its batches as arrays.
+
+    The result is empty if that is impossible or useless.
+    """
+    plan = invocation.plan
+    if not (
         self._is_worth_tracing
         or len(invocation.values) >= _MIN_COMPILED_CLIENTS
-    ):
-      return None
+    ) or not bulk_plan.is_possible(plan):
+      return []
     clients = []
     for values in invocation.values:
       client: dict[symbols.Leaf, Any] = {}
-      for leaf, value in zip(self._plan.client_inputs, values, strict=True):
+      for leaf, value in zip(plan.client_inputs, values, strict=True):
         if isinstance(value, client_dataset.ClientDataset):
           value = value.arrays()
         if value is None or isinstance(value, tf.data.Dataset):
-          return None
+          return []
         client[leaf] = value
       clients.append(client)
     return clients
 
-  def _bulk_plans(
-      self, clients: Sequence[Mapping[symbols.Leaf, Any]]
+  def _choose(
+      self, plan: plan_lib.Plan, clients: _Clients
   ) -> list[bulk_plan.BulkPlan]:
     """Returns the plans for several clients, the best one first, if any."""
     sizes = _batch_sizes(clients)
     equal_size = next(iter(sizes)) if len(sizes) == 1 else 0
-    if (
-        equal_size
-        and len(clients) >= _MIN_COMPILED_CLIENTS
-        and self._flops(equal_size) <= _MAX_COMPILED_FLOPS
-        and not self._compiled.has_failed
-    ):
-      return [self._compiled, self._ordinary]
+    ordinary = self._bulk_plan(plan, is_compiled=False)
+    if equal_size and len(clients) >= _MIN_COMPILED_CLIENTS:
+      if equal_size not in self._flops:
+        self._flops[equal_size] = bulk_plan.compiled_flops(plan, equal_size)
+      compiled = self._bulk_plan(plan, is_compiled=True)
+      if (
+          self._flops[equal_size] <= _MAX_COMPILED_FLOPS
+          and not compiled.has_failed
+      ):
+        return [compiled, ordinary]
     if self._is_worth_tracing and (
-        equal_size or not self._ordinary.needs_equal_batches
+        equal_size or not ordinary.needs_equal_batches
     ):
-      return [self._ordinary]
+      return [ordinary]
     return []
 
+  def _bulk_plan(
+      self, plan: plan_lib.Plan, *, is_compiled: bool
+  ) -> bulk_plan.BulkPlan:
+    if is_compiled not in self._bulk_plans:
+      self._bulk_plans[is_compiled] = bulk_plan.BulkPlan(plan, is_compiled)
+    return self._bulk_plans[is_compiled]
 
-def _batch_sizes(clients: Sequence[Mapping[symbols.Leaf, Any]]) -> set[int]:
+
+def _batch_sizes(clients: _Clients) -> set[int]:
   """Returns the sizes of all batches, and 0 if a client has none."""
-  sizes = set()
+  sizes: set[int] = set()
   for client in clients:
     for value in client.values():
       if isinstance(value, client_dataset.BatchArrays):
@@ -158,7 +162,7 @@ def _batch_sizes(clients: Sequence[Mapping[symbols.Leaf, Any]]) -> set[int]:
 def of(plan: plan_lib.Plan) -> Portioning:
   """Returns the plan's only `Portioning`."""
   if plan.portioning is None:
-    plan.portioning = Portioning(plan)
+    plan.portioning = Portioning()
   return plan.portioning
 
 
