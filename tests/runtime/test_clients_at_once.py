@@ -1,5 +1,8 @@
 """Tests of clients that one function computes: the same bits as one by one."""
 
+import gc
+import weakref
+
 import array_data
 import comparison
 import keras
@@ -370,3 +373,31 @@ def test_compiling_does_not_depend_on_earlier_rounds(
     rounds.next()
     rounds.next()
   assert at_once.compiled == [4, 4]
+
+
+def test_time_is_divided_by_the_number_of_batches(fed_avg, at_once):
+  problem, process = fed_avg
+  clients = [
+      array_data.client(problem, sizes, seed=0) for sizes in ([4] * 8, [], [4])
+  ]
+  with runtime.in_process_runtime(max_concurrent_clients=1) as context:
+    state = process.initialize()
+    process.next(state, clients)
+    process.next(state, clients)
+    seconds = context.client_seconds
+  assert at_once.ordinary == [3]
+  np.testing.assert_allclose(np.divide(seconds, seconds[1]), [9, 1, 2])
+
+
+def test_plan_ends_with_its_computation(at_once):
+  problem = toy_problem.Toy('float32')
+  process = algorithms.build_fed_avg(problem.model(), _SGD(0.1))
+  with runtime.in_process_runtime() as context:
+    state = process.initialize()
+    for _ in range(2):
+      process.next(state, _equal_clients(problem))
+    assert at_once.ordinary
+    plan = weakref.ref(context.plan(process.next))
+    del process, state
+    gc.collect()
+    assert plan() is None

@@ -25,19 +25,19 @@ class Portion(abc.ABC):
     results: Each client's values of leaves of the computation's result.
   """
 
-  def __init__(self, part: client_part.ClientPart, num_clients: int):
+  def __init__(self, part: client_part.ClientPart, sizes: Sequence[int]):
+    """Initializes the portion; the time is divided by the clients' `sizes`."""
     self._part = part
-    self.seconds = [0.0] * num_clients
-    self.results: list[dict[symbols.Leaf, Any]] = [
-        {} for _ in range(num_clients)
-    ]
+    self._sizes = np.asarray(sizes)
+    self.seconds = np.zeros(len(sizes))
+    self.results: list[dict[symbols.Leaf, Any]] = [{} for _ in sizes]
 
   def compute(self, number: int) -> execution.Computed:
     """Computes the clients' part of a pass, after all passes before it."""
     start = time.monotonic()
     computed = self._compute(number)
-    seconds = (time.monotonic() - start) / len(self.seconds)
-    self.seconds = [before + seconds for before in self.seconds]
+    seconds = time.monotonic() - start
+    self.seconds = self.seconds + seconds * self._sizes / sum(self._sizes)
     return computed
 
   @abc.abstractmethod
@@ -54,7 +54,7 @@ class OneClient(Portion):
       part: client_part.ClientPart,
       values: Sequence[Any],
   ):
-    super().__init__(part, 1)
+    super().__init__(part, [1])
     self._plan = plan
     self._values = values
     # The tensors for later passes; `None` before the first pass.
@@ -93,7 +93,7 @@ class SeveralClients(Portion):
       part: Has the server's values on the device.
       values: Each client's values by leaf.
     """
-    super().__init__(part, len(values))
+    super().__init__(part, [1 + _num_batches(client) for client in values])
     self._plan = plan
     self._bulk, *self._others = bulk_plans
     self._values = values
@@ -142,6 +142,14 @@ class SeveralClients(Portion):
       self._bulk.has_failed = True
       self._bulk, *self._others = self._others
       return self._first_outputs(number, count)
+
+
+def _num_batches(client: Mapping[symbols.Leaf, Any]) -> int:
+  return sum(
+      len(value.sizes)
+      for value in client.values()
+      if isinstance(value, client_dataset.BatchArrays)
+  )
 
 
 def _joined(values: Sequence[Any], equal_sizes: bool) -> list[Any]:

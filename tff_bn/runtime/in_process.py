@@ -26,6 +26,9 @@ class InProcessContext(plan_context.PlanContext):
   order. Results therefore don't depend on the number of threads or devices. A
   client's values are freed after they are aggregated. Several threads may use
   the context concurrently.
+
+  On CPUs, one TensorFlow function computes several small clients whose data are
+  `ClientDataset`s with arrays, see `portioning`.
   """
 
   def __init__(

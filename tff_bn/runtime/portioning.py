@@ -27,7 +27,7 @@ _MAX_BYTES = 2**26
 # XLA takes several seconds to compile the function. Then small steps are
 # several times as fast, but convolutions of larger batches are slower.
 _MIN_COMPILED_CLIENTS = 100
-_MAX_COMPILED_FLOPS = 8e6
+_MAX_COMPILED_FLOPS = 6e6
 
 
 _Clients = Sequence[Mapping[symbols.Leaf, Any]]

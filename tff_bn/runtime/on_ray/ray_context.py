@@ -24,7 +24,8 @@ class RayContext(plan_context.PlanContext):
   """Computes the server's part in this process and clients on Ray's workers.
 
   The results equal `InProcessContext`'s results on the same kind of device, to
-  the bit. Several threads may use the context; their computations take turns.
+  the bit except where it lets XLA compile many small clients. Several threads
+  may use the context; their computations take turns.
   """
 
   def __init__(self, options: ray_options.RayOptions):
