@@ -7,7 +7,7 @@ operations, so that the results have the same bits. It takes the batches of all
 its clients as arrays and uses the same variables for all of them.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import math
 from typing import Any, Optional
 
@@ -74,23 +74,30 @@ class BulkPlan:
     self.passes = [BulkPass(plan, part, is_compiled) for part in plan.passes]
     self.is_compiled = is_compiled
     self.has_failed = False
-    self._shapes = [
-        (leaf.spec.shape, leaf.spec.dtype.size)
+    self._specs = [
+        leaf.spec
         for part in plan.passes
         for leaf in _values(part)
         if not _is_dataset(leaf)
     ]
     self.needs_equal_batches = is_compiled or not all(
-        shape.is_fully_defined() for shape, _ in self._shapes
+        spec.shape.is_fully_defined() for spec in self._specs
     )
 
-  def max_clients(self, batch_size: int, max_bytes: int) -> int:
-    """Returns how many clients' values, without their data, fit a size."""
-    client_bytes = sum(
-        math.prod(batch_size if d is None else d for d in shape) * size
-        for shape, size in self._shapes
-    )
-    return max(1, max_bytes // max(1, client_bytes))
+  def client_bytes(self, client: Mapping[symbols.Leaf, Any]) -> int:
+    """Returns the size of a client's data and of the values it computes.
+
+    `client` has its `BatchArrays` and other values by leaf.
+    """
+    batch_size = 1
+    num_bytes = 0
+    for leaf, value in client.items():
+      if isinstance(value, client_dataset.BatchArrays):
+        batch_size = max([batch_size, *value.sizes.tolist()])
+        num_bytes += int(np.sum(value.sizes)) * sum(
+            _num_bytes(spec, 1) for spec in _samples_specs(leaf, False)
+        )
+    return num_bytes + sum(_num_bytes(spec, batch_size) for spec in self._specs)
 
 
 def is_possible(plan: plan_lib.Plan) -> bool:
@@ -145,12 +152,22 @@ def dataset_tensors(
   loaded = [arrays.load() for arrays in data]
   samples = [np.concatenate(parts) for parts in zip(*loaded)]
   if equal_sizes:
-    size = data[0].sizes[0]
-    samples = [part.reshape([-1, size, *part.shape[1:]]) for part in samples]
+    # XLA compiles a function for each number of batches.
+    length = 2 ** math.ceil(math.log2(sum(sizes)))
+    samples = [
+        _padded(part.reshape([sum(sizes), -1, *part.shape[1:]]), length)
+        for part in samples
+    ]
   else:
     batch_sizes = np.concatenate([arrays.sizes for arrays in data])
     places.insert(0, np.cumsum([0, *batch_sizes]))
   return [*samples, *(np.asarray(place, np.int64) for place in places)]
+
+
+def _padded(array: np.ndarray, length: int) -> np.ndarray:
+  """Appends zeros along the first axis."""
+  padding = np.zeros([length - len(array), *array.shape[1:]], array.dtype)
+  return np.concatenate([array, padding])
 
 
 def _is_dataset(leaf: symbols.Leaf) -> bool:
@@ -190,15 +207,28 @@ class _Forms:
     return self._forms.get(node.trace.key)
 
 
-def _dataset_specs(
+def _num_bytes(spec: tf.TensorSpec, unknown: int) -> int:
+  """Returns the size of a tensor, with a length for each unknown one."""
+  return spec.dtype.size * math.prod(
+      unknown if length is None else length for length in spec.shape
+  )
+
+
+def _samples_specs(
     leaf: symbols.Leaf, equal_sizes: bool
 ) -> list[tf.TensorSpec]:
-  """Returns the specs of `dataset_tensors`."""
   batch = map(
       element_structure.tensor_spec,
       element_structure.leaf_types(leaf.type.element),
   )
-  samples = client_batches.samples_spec(list(batch), equal_sizes)
+  return list(client_batches.samples_spec(list(batch), equal_sizes))
+
+
+def _dataset_specs(
+    leaf: symbols.Leaf, equal_sizes: bool
+) -> list[tf.TensorSpec]:
+  """Returns the specs of `dataset_tensors`."""
+  samples = _samples_specs(leaf, equal_sizes)
   return [*samples, *((2 if equal_sizes else 3) * [_PLACES])]
 
 

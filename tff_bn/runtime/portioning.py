@@ -1,6 +1,7 @@
 """Decides which clients of an invocation are computed at once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+import itertools
 import math
 import statistics
 from typing import Any
@@ -22,12 +23,14 @@ from tff_bn.runtime import symbols
 _MIN_CLIENTS_SEEN = 100
 # if half of them took less than this.
 _MAX_SECONDS = 0.03
-# The size of the values of the clients that are computed at once.
+# The size of the data and values of the clients that are computed at once.
 _MAX_BYTES = 2**26
 # XLA takes several seconds to compile the function. Then small steps are
 # several times as fast, but convolutions of larger batches are slower.
 _MIN_COMPILED_CLIENTS = 100
 _MAX_COMPILED_FLOPS = 6e6
+# It compiles a function for each number of clients.
+_COMPILED_CLIENTS = 50
 
 
 _Clients = Sequence[Mapping[symbols.Leaf, Any]]
@@ -61,32 +64,27 @@ class Portioning:
   ) -> Sequence[client_portions.Portion]:
     """Returns the portions of an invocation's clients, in their order."""
     plan = invocation.plan
-    parts = [
+    parts = itertools.cycle(
         client_part.ClientPart(plan, device.name, invocation.server)
         for device in devices
-    ]
+    )
     clients: _Clients = []
     if len(invocation.values) > 1 and all(map(_is_cpu, devices)):
       clients = self._in_arrays(invocation)
-    bulk_plans = self._choose(plan, clients) if clients else []
-    if not bulk_plans:
-      return [
-          client_portions.OneClient(plan, parts[n % len(parts)], values)
-          for n, values in enumerate(invocation.values)
-      ]
-    size = bulk_plans[0].max_clients(max(_batch_sizes(clients)), _MAX_BYTES)
-    if not bulk_plans[0].is_compiled:
-      # XLA uses several cores by itself.
+    portions: list[client_portions.Portion] = []
+    start = 0
+    if clients:
       num_threads = sum(device.num_threads for device in devices)
-      size = min(size, math.ceil(len(clients) / num_threads))
-    return [
-        client_portions.SeveralClients(
-            plan,
-            bulk_plans,
-            parts[n % len(parts)],
-            clients[start : start + size],
+      for size, bulk_plans in self._bulks(plan, clients, num_threads):
+        portions.append(
+            client_portions.SeveralClients(
+                plan, bulk_plans, next(parts), clients[start : start + size]
+            )
         )
-        for n, start in enumerate(range(0, len(clients), size))
+        start += size
+    return portions + [
+        client_portions.OneClient(plan, part, values)
+        for part, values in zip(parts, invocation.values[start:])
     ]
 
   @property
@@ -119,27 +117,47 @@ class Portioning:
       clients.append(client)
     return clients
 
-  def _choose(
-      self, plan: plan_lib.Plan, clients: _Clients
-  ) -> list[bulk_plan.BulkPlan]:
-    """Returns the plans for several clients, the best one first, if any."""
+  def _bulks(
+      self, plan: plan_lib.Plan, clients: _Clients, num_threads: int
+  ) -> Iterator[tuple[int, list[bulk_plan.BulkPlan]]]:
+    """Yields how many of the next clients are computed at once, and how.
+
+    The clients that are left are computed one by one.
+    """
     sizes = _batch_sizes(clients)
     equal_size = next(iter(sizes)) if len(sizes) == 1 else 0
     ordinary = self._bulk_plan(plan, is_compiled=False)
-    if equal_size and len(clients) >= _MIN_COMPILED_CLIENTS:
-      if equal_size not in self._flops:
-        self._flops[equal_size] = bulk_plan.compiled_flops(plan, equal_size)
+    num_bytes = [ordinary.client_bytes(client) for client in clients]
+    rest = len(clients)
+    if equal_size and self._compiles(plan, equal_size, num_bytes):
       compiled = self._bulk_plan(plan, is_compiled=True)
-      if (
-          self._flops[equal_size] <= _MAX_COMPILED_FLOPS
-          and not compiled.has_failed
-      ):
-        return [compiled, ordinary]
-    if self._is_worth_tracing and (
-        equal_size or not ordinary.needs_equal_batches
+      while rest >= _COMPILED_CLIENTS:
+        yield _COMPILED_CLIENTS, [compiled, ordinary]
+        rest -= _COMPILED_CLIENTS
+    if not self._is_worth_tracing or (
+        ordinary.needs_equal_batches and not equal_size
     ):
-      return [ordinary]
-    return []
+      return
+    most = math.ceil(rest / num_threads)
+    while rest:
+      totals = itertools.accumulate(num_bytes[-rest:][:most])
+      size = max(1, sum(total <= _MAX_BYTES for total in totals))
+      yield size, [ordinary]
+      rest -= size
+
+  def _compiles(
+      self, plan: plan_lib.Plan, batch_size: int, num_bytes: Sequence[int]
+  ) -> bool:
+    """Returns whether XLA compiles clients with batches of the same size."""
+    if (
+        len(num_bytes) < _MIN_COMPILED_CLIENTS
+        or max(num_bytes) * _COMPILED_CLIENTS > _MAX_BYTES
+        or self._bulk_plan(plan, is_compiled=True).has_failed
+    ):
+      return False
+    if batch_size not in self._flops:
+      self._flops[batch_size] = bulk_plan.compiled_flops(plan, batch_size)
+    return self._flops[batch_size] <= _MAX_COMPILED_FLOPS
 
   def _bulk_plan(
       self, plan: plan_lib.Plan, *, is_compiled: bool
