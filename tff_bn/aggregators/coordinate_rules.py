@@ -111,7 +111,7 @@ class TrimmedMean(robust_rule.CheckedRule):
     total = order_statistics.map_ordered(
         values,
         tf.stack([start, stop - 1]),
-        lambda ordered: order_statistics.scaled_sum(ordered[start:stop], scale),
+        lambda kept: order_statistics.scaled_sum(kept, scale),
         self.num_clients,
         usual_ranks,
     )
@@ -156,10 +156,11 @@ def mean_around_median(
   scale = order_statistics.scale_for_sums(num_kept, values.dtype)
   ranks = tf.range(num_rows)
   low, high = order_statistics.median_ranks(num_rows)
-  # The other ranks are always included, so they need no order.
+  # The other ranks are always included, so they need no order. The first and
+  # the last rank make `map_ordered` return all rows.
   is_needed = (
-      (ranks < num_left_out)
-      | (ranks >= num_kept)
+      (ranks < tf.maximum(num_left_out, 1))
+      | (ranks >= tf.minimum(num_kept, num_rows - 1))
       | (ranks == low)
       | (ranks == high)
   )
