@@ -17,7 +17,7 @@ def test_sorting_networks_sort(num_rows):
     return order_statistics.map_ordered(
         values,
         tf.range(tf.shape(values)[0]),
-        lambda ordered: ordered[0] + 100 * ordered[-1],
+        lambda ordered: ordered[0][0] + 100 * ordered[-1][-1],
     )
 
   expected = np.sort(values, axis=0)
@@ -34,9 +34,9 @@ def _ordered(values, ranks, most_rows, usual_ranks=None):
   """Returns the matrix that a statistic gets, for a known number of ranks."""
   seen = []
 
-  def statistic(rows):
-    seen.append(rows.numpy())
-    return rows[0]
+  def statistic(matrices):
+    seen.append(np.concatenate(matrices))
+    return matrices[0][0]
 
   order_statistics.map_ordered(
       tf.constant(values), tf.constant(ranks), statistic, most_rows, usual_ranks
@@ -67,7 +67,8 @@ def test_networks_of_matrices_sort(most_rows, monkeypatch):
       ]
   )
   def checksum(values, ranks):
-    def statistic(ordered):
+    def statistic(matrices):
+      ordered = tf.concat(matrices, axis=0)
       positions = tf.math.cumsum(tf.ones_like(ordered))
       return tf.reduce_sum(positions * ordered, axis=0)
 

@@ -166,8 +166,9 @@ def mean_around_median(
   )
   needed = tf.boolean_mask(ranks, is_needed)
 
-  def mean_near_median(ordered):
-    median = order_statistics.median_of(ordered)
+  def mean_near_median(matrices):
+    ordered = tf.concat(matrices, axis=0)
+    median = order_statistics.median_of(matrices)
 
     # The nearest values have consecutive ranks. Starting from the smallest
     # values, each step replaces the smallest value by the next larger one if
@@ -184,7 +185,7 @@ def mean_around_median(
     _, chosen = tf.while_loop(
         lambda start, _: start < num_rows, replace, (num_kept, chosen)
     )
-    total = order_statistics.scaled_sum(chosen, scale)
+    total = order_statistics.scaled_sum([chosen], scale)
     return total / (scale * tf.cast(num_kept, values.dtype))
 
   return order_statistics.map_ordered(

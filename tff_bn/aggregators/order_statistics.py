@@ -52,7 +52,7 @@ class _Network(NamedTuple):
 def map_ordered(
     values: tf.Tensor,
     ranks: tf.Tensor,
-    statistic: Callable[[tf.Tensor], tf.Tensor],
+    statistic: Callable[[Sequence[tf.Tensor]], tf.Tensor],
     most_rows: Optional[int] = None,
     usual_ranks: Optional[Sequence[int]] = None,
 ) -> tf.Tensor:
@@ -63,10 +63,10 @@ def map_ordered(
     ranks: The ranks whose values the statistic needs, in ascending order, int32
       of shape `[r]`. Fewer ranks can need less work, in particular if r is
       static.
-    statistic: Maps a matrix to one row. The matrix holds the rows of the ranks
-      from `ranks[0]` to `ranks[-1]` of a block of columns. The row of each of
-      `ranks` has the values of this rank, the rows above it have no larger
-      values, and the rows below it no smaller ones.
+    statistic: Maps a block of columns to one row. It gets the rows of the ranks
+      from `ranks[0]` to `ranks[-1]`, in one matrix, or in a matrix for each
+      row. The row of each of `ranks` has the values of this rank, the rows
+      above it have no larger values, and the rows below it no smaller ones.
     most_rows: The largest possible n. Default: unknown, unless n is static.
     usual_ranks: What `ranks` usually are if n = `most_rows`. Then fewer
       comparators can be enough.
@@ -81,7 +81,7 @@ def map_ordered(
     return _map_blocks(values, lambda block: statistic(order(block)), row_bytes)
 
   def within_ranks(ordered):
-    return ordered[ranks[0] : ranks[-1] + 1]
+    return [ordered[ranks[0] : ranks[-1] + 1]]
 
   if most_rows is None:
     comparators = _comparators(_groups(ranks, num_rows))
@@ -114,9 +114,7 @@ def map_ordered(
       & tf.reduce_all(tf.equal(ranks, usual_ranks)),
       # TensorFlow leaves out the operations whose results are not used.
       lambda: map_with(
-          lambda block: tf.concat(
-              _order_runs(block, usual_network)[usual_rows], 0
-          ),
+          lambda block: _order_runs(block, usual_network)[usual_rows],
           row_bytes,
       ),
       map_any_ranks,
@@ -160,10 +158,17 @@ def _map_blocks(
   return tf.ensure_shape(results.concat(), [size])
 
 
-def scaled_sum(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-  """Returns the sum of rows, each multiplied by the scalar `scale`."""
-  weights = tf.fill([tf.shape(values)[0]], scale)
-  return tf.linalg.matvec(values, weights, transpose_a=True)
+def scaled_sum(matrices: Sequence[tf.Tensor], scale: tf.Tensor) -> tf.Tensor:
+  """Returns the sum of rows, each multiplied by the scalar `scale`.
+
+  Args:
+    matrices: One matrix, or several matrices of one row each.
+    scale: The factor.
+  """
+  if len(matrices) > 1:
+    return tf.add_n([row * scale for row in matrices])[0]
+  weights = tf.fill([tf.shape(matrices[0])[0]], scale)
+  return tf.linalg.matvec(matrices[0], weights, transpose_a=True)
 
 
 def scale_for_sums(count: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -178,8 +183,9 @@ def scale_for_sums(count: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
   return 1 / tf.cast(tf.bitwise.left_shift(1, exponent), dtype)
 
 
-def median_of(ordered: tf.Tensor) -> tf.Tensor:
+def median_of(matrices: Sequence[tf.Tensor]) -> tf.Tensor:
   """Returns the median of each column, given rows in ascending order."""
+  ordered = tf.concat(matrices, axis=0)
   low, high = median_ranks(tf.shape(ordered)[0])
   # The sum of halves does not overflow.
   return tf.gather(ordered, low) / 2 + tf.gather(ordered, high) / 2
