@@ -96,8 +96,8 @@ def map_ordered(
         _OPERAND_BYTES >> (_num_bits(most_rows) // 2),
     )
   network = _network(most_rows)
-  # Most comparators order runs of a few rows.
-  row_bytes = _OPERAND_BYTES // 2
+  has_runs = len(network.levels) > 1
+  row_bytes = _OPERAND_BYTES // 2 if has_runs else _OPERAND_BYTES
 
   def map_any_ranks():
     return map_with(
