@@ -17,9 +17,8 @@ import tensorflow as tf
 # For more rows, building a graph with comparators of single rows would take
 # many seconds.
 _MOST_SINGLE_ROWS = 200
-# The largest number of runs of rows that the first comparators order. With
-# more runs, there are more operations; with fewer, they are larger than the
-# processor's cache.
+# The largest number of runs of rows that the first comparators order. More runs
+# need more operations. Fewer runs are too large for the processor's cache.
 _MOST_FIRST_RUNS = 32
 # The size of a comparator's operands: large enough to hide the overhead of
 # TensorFlow operations, small enough for the processor's cache.
@@ -126,7 +125,7 @@ def _map_blocks(
     function: Callable[[tf.Tensor], tf.Tensor],
     row_bytes: int,
 ) -> tf.Tensor:
-  """Maps blocks of columns, with rows of at most `row_bytes`, to one row."""
+  """Maps blocks of columns, with rows of about `row_bytes`, to one row."""
   size = values.shape[1]
   num_blocks = max(-(-size * values.dtype.size // row_bytes), 1)
   if num_blocks == 1:
