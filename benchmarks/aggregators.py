@@ -403,8 +403,11 @@ def time_matrix(
     return lengths[:, tf.newaxis] + lengths - 2 * products
 
   functions = {name: build_function(name, num_clients, size) for name in rules}
-  functions[TF_DISTANCES] = tf_distances
   ways = numpy_ways(values)
+  if NNM in rules:
+    functions[TF_DISTANCES] = tf_distances
+  else:
+    del ways[NUMPY_DISTANCES]
   for name, function in functions.items():
     function(tensor[:0])  # One-time work is not timed.
     ways[name] = lambda function=function: function(tensor).numpy()
