@@ -17,7 +17,7 @@ def test_sorting_networks_sort(num_rows):
     return order_statistics.map_ordered(
         values,
         tf.range(tf.shape(values)[0]),
-        lambda ordered: ordered[0] + 100 * ordered[num_rows - 1],
+        lambda ordered: ordered[0][0] + 100 * ordered[-1][-1],
     )
 
   expected = np.sort(values, axis=0)
@@ -34,9 +34,9 @@ def _ordered(values, ranks, most_rows, usual_ranks=None):
   """Returns the matrix that a statistic gets, for a known number of ranks."""
   seen = []
 
-  def statistic(rows):
-    seen.append(rows.numpy())
-    return rows[0]
+  def statistic(matrices):
+    seen.append(np.concatenate(matrices))
+    return matrices[0][0]
 
   order_statistics.map_ordered(
       tf.constant(values), tf.constant(ranks), statistic, most_rows, usual_ranks
@@ -67,7 +67,8 @@ def test_networks_of_matrices_sort(most_rows, monkeypatch):
       ]
   )
   def checksum(values, ranks):
-    def statistic(ordered):
+    def statistic(matrices):
+      ordered = tf.concat(matrices, axis=0)
       positions = tf.math.cumsum(tf.ones_like(ordered))
       return tf.reduce_sum(positions * ordered, axis=0)
 
@@ -90,20 +91,22 @@ def test_networks_of_matrices_sort(most_rows, monkeypatch):
         )
 
 
-@pytest.mark.parametrize('most_rows', [20, 33, 100])
-def test_partition_at_ranks(most_rows, monkeypatch):
-  monkeypatch.setattr(order_statistics, '_MOST_SINGLE_ROWS', 32)
+@pytest.mark.parametrize('most_single', [32, 200])
+@pytest.mark.parametrize('most_rows', [20, 33, 66, 100])
+def test_partition_at_ranks(most_rows, most_single, monkeypatch):
+  monkeypatch.setattr(order_statistics, '_MOST_SINGLE_ROWS', most_single)
   for num_rows in (1, 2, most_rows // 2 + 1, most_rows - 3, most_rows):
     for low in sorted({0, num_rows // 5, num_rows // 2, num_rows - 1}):
       high = max(low, num_rows - 1 - low // 2)
       for values in _some_matrices(num_rows):
-        found = _ordered(values, [low, high], most_rows, (low, high))
         expected = np.sort(values, axis=0)
-        np.testing.assert_array_equal(np.sort(found, axis=0), expected)
-        for rank in (low, high):
-          np.testing.assert_array_equal(found[rank], expected[rank])
-          assert np.all(found[:rank] <= found[rank])
-          assert np.all(found[rank:] >= found[rank])
+        for usual_ranks in (low, high), (0, num_rows - 1), None:
+          found = _ordered(values, [low, high], most_rows, usual_ranks)
+          np.testing.assert_array_equal(found[0], expected[low])
+          np.testing.assert_array_equal(found[-1], expected[high])
+          np.testing.assert_array_equal(
+              np.sort(found, axis=0), expected[low : high + 1]
+          )
 
 
 def test_ranks_need_fewer_comparators(monkeypatch):

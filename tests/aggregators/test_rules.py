@@ -356,7 +356,7 @@ def test_more_clients_than_num_clients_are_an_error():
     rule_calls.aggregate(rule, np.zeros((5, 2)))
 
 
-@pytest.mark.parametrize('most_single', [0, 128])
+@pytest.mark.parametrize('most_single', [0, 200])
 @pytest.mark.parametrize('name', ['median', 'trimmed_mean', 'mea_med'])
 def test_columns_are_processed_in_blocks(name, most_single, monkeypatch):
   monkeypatch.setattr(order_statistics, '_MOST_SINGLE_ROWS', most_single)
@@ -370,9 +370,9 @@ def test_columns_are_processed_in_blocks(name, most_single, monkeypatch):
 
 @pytest.mark.parametrize('name', ['median', 'trimmed_mean', 'mea_med'])
 def test_many_clients(name):
-  """150 clients have a network of matrices; a few may be missing."""
-  known = rule_calls.build(name, _M, num_clients=150)
-  for num_rows in (131, 150):
+  """210 clients have a network of matrices; a few may be missing."""
+  known = rule_calls.build(name, _M, num_clients=210)
+  for num_rows in (190, 210):
     x = np.random.default_rng(num_rows).normal(size=(num_rows, 5))
     result, _ = rule_calls.aggregate(known, x)
     np.testing.assert_allclose(result, _truth(name, x, _M), rtol=1e-12)
@@ -382,8 +382,9 @@ def test_many_clients(name):
 @pytest.mark.parametrize('name', ['median', 'trimmed_mean', 'mea_med'])
 def test_result_does_not_depend_on_num_clients(name, dtype, monkeypatch):
   """Up to 3 of the 12 clients are missing in the round."""
-  # In blocks of 4 and 2, or 2 columns.
+  # In blocks of 8 bytes: 2 columns, or 1.
   monkeypatch.setattr(order_statistics, '_OPERAND_BYTES', 16)
+  monkeypatch.setattr(order_statistics, '_ALIGNMENT', 8)
   known = rule_calls.build(name, _M, num_clients=12)
   aggregate = rule_calls.traced(known, dtype, 6)
   for num_rows in (9, 10, 12):

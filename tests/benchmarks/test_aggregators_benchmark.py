@@ -17,39 +17,49 @@ def _seconds(**changes):
   return {**{way: [1.0, 2.0, 4.0] for way in _WAYS}, **changes}
 
 
-def _measurements(seconds):
+def _measurements(seconds, small_seconds=None):
   return benchmark.Measurements(
       ['A machine'],
       2**18,
       seconds,
       {number: dict.fromkeys(benchmark.RULES, 7.4) for number in (100, 1000)},
+      2**10,
+      small_seconds or {10: _seconds()},
       {10: {name: [0.5, 0.25, 3.0] for name in benchmark.TFF_RULES}},
   )
 
 
 def test_report_has_medians_of_paired_ratios():
   hundred = _seconds(
-      CoordinateMedian=[1.5, 2.0, 6.0],
-      TrimmedMean=[1.5, 3.0, 6.0],
+      CoordinateMedian=[0.5, 2.0, 3.0],
+      TrimmedMean=[0.5, 1.0, 3.0],
       NNM=[2.0, 3.0, 9.0],
   )
   text, are_floors_met = benchmark.report(
       _measurements({100: hundred, 1000: _seconds(NNM=[99.0] * 3)})
   )
   assert are_floors_met
-  seconds, ratios, memory, whole = benchmark_files.tables(text)
+  tables = benchmark_files.tables(text)
+  seconds, ratios, small, small_ratios, memory, whole = tables
   assert 'ByzFL was not installed.' in text
   assert seconds[0] == ['', '100 clients', '1000 clients']
   assert ['CoordinateMedian', '2.0000', '2.0000'] in seconds
   assert len(seconds) == 1 + len(_WAYS)
-  # The medians of 1.5, 1 and 1.5, and of 2, 1.5 and 2.25.
-  assert ratios[1:4] == [
-      ['100', 'CoordinateMedian / NumPy median', '1.50 (1.00–1.50)']
-      + ['≤ 1.50', 'yes'],
-      ['100', 'TrimmedMean / NumPy sort', '1.50 (1.50–1.50)', '≤ 1.50', 'yes'],
+  # The medians of 0.5, 1 and 0.75; of 0.5, 0.5 and 0.75; of 2, 1.5 and 2.25.
+  assert ratios[1:6] == [
+      ['100', 'CoordinateMedian / NumPy median', '0.75 (0.50–1.00)']
+      + ['≤ 1.00', 'yes'],
+      ['100', 'CoordinateMedian / NumPy sort', '0.75 (0.50–1.00)']
+      + ['≤ 1.00', 'yes'],
+      ['100', 'TrimmedMean / NumPy sort', '0.50 (0.50–0.75)', '≤ 1.00', 'yes'],
       ['100', 'NNM / NumPy distances', '2.00 (1.50–2.25)', '≤ 2.00', 'yes'],
+      ['100', 'NNM / TensorFlow distances', '2.00 (1.50–2.25)', '–', '–'],
   ]
-  assert all(row[3:] == ['–', '–'] for row in ratios[4:])
+  assert [row[4] for row in ratios[6:]] == ['yes'] * 3 + ['–'] * 2
+  assert '1,024 columns' in text
+  assert small[0] == ['', '10 clients']
+  assert ['TrimmedMean', '2.00000'] in small
+  assert [row[3:] for row in small_ratios[1:]] == [['≤ 1.00', 'yes']] * 3
   assert memory[1] == ['the matrix', '100', '1000']
   assert memory[2] == ['Mean', '7', '7']
   assert whole[1] == ['Mean', '0.5000']
@@ -77,7 +87,8 @@ def test_report_compares_with_the_better_form_of_byzfl():
     )
   text, are_floors_met = benchmark.report(measurements)
   assert not are_floors_met
-  seconds, ratios, memory, memory_ratios, _ = benchmark_files.tables(text)
+  tables = benchmark_files.tables(text)
+  seconds, ratios, _, _, memory, memory_ratios, _ = tables
   assert ['ByzFL Krum', '2.0000'] in seconds
   assert ratios[-2:] == [
       ['10', 'Mean / ByzFL Mean, NumPy', '4.00 (4.00–4.00)', '–', '–'],
@@ -105,8 +116,7 @@ def test_forms_of_byzfl(monkeypatch):
 @pytest.mark.parametrize(
     'slow',
     [
-        {'CoordinateMedian': [1.6, 3.2, 6.4]},
-        {'TrimmedMean': [1.6, 3.2, 6.4]},
+        {'TrimmedMean': [1.1, 2.2, 4.4]},
         {'NNM': [2.1, 4.2, 8.4]},
     ],
 )
@@ -118,6 +128,18 @@ def test_report_says_which_floor_is_missed(slow):
   assert text.count('**no**') == 1
   (row,) = [line for line in text.splitlines() if '**no**' in line]
   assert f'| {next(iter(slow))} / ' in row
+
+
+def test_small_vectors_have_floors():
+  slow = {
+      'TrimmedMean': [2.0, 4.0, 8.0],
+      benchmark.peer('TrimmedMean', 'NumPy'): [1.0, 2.0, 4.0],
+  }
+  text, are_floors_met = benchmark.report(
+      _measurements({100: _seconds()}, {10: _seconds(**slow)})
+  )
+  assert not are_floors_met
+  assert text.count('**no**') == 2
 
 
 def test_different_results_are_not_reported():
@@ -165,7 +187,7 @@ def test_program(tmp_path):
       [
           *(sys.executable, 'aggregators.py', f'--output_dir={tmp_path}'),
           *('--clients=10', '--memory_clients=', '--tff_clients=5'),
-          *('--size=300', '--repeats=2'),
+          *('--size=300', '--small_size=20', '--repeats=2'),
       ],
       cwd=benchmark_files.FOLDER,
       capture_output=True,
@@ -176,14 +198,17 @@ def test_program(tmp_path):
   assert text in result.stdout
   # A floor is missed on such small matrices.
   assert result.returncode == ('**no**' in text), result.stderr
-  seconds, ratios, memory, whole = benchmark_files.tables(text)
+  tables = benchmark_files.tables(text)
+  seconds, ratios, small, small_ratios, memory, whole = tables
   assert [row[0] for row in seconds[1:]] == list(_WAYS)
   assert all(float(cell) >= 0 for row in seconds[1:] for cell in row[1:])
   assert all(
       re.fullmatch(r'\d+\.\d\d \(\d+\.\d\d–\d+\.\d\d\)', row[2])
-      for row in ratios[1:]
+      for row in ratios[1:] + small_ratios[1:]
   )
   assert len(memory) == 2 + len(benchmark.RULES)
   assert memory[0] == ['']
   assert whole[0] == ['', '5 clients']
   assert '300 columns' in text
+  assert '20 columns' in text
+  assert len(small) == 3 + len(benchmark.SORTING_RULES)

@@ -111,7 +111,7 @@ class TrimmedMean(robust_rule.CheckedRule):
     total = order_statistics.map_ordered(
         values,
         tf.stack([start, stop - 1]),
-        lambda ordered: order_statistics.scaled_sum(ordered[start:stop], scale),
+        lambda kept: order_statistics.scaled_sum(kept, scale),
         self.num_clients,
         usual_ranks,
     )
@@ -156,17 +156,19 @@ def mean_around_median(
   scale = order_statistics.scale_for_sums(num_kept, values.dtype)
   ranks = tf.range(num_rows)
   low, high = order_statistics.median_ranks(num_rows)
-  # The other ranks are always included, so they need no order.
+  # The other ranks are always included, so they need no order. The first and
+  # the last rank make `map_ordered` return all rows.
   is_needed = (
-      (ranks < num_left_out)
-      | (ranks >= num_kept)
+      (ranks < tf.maximum(num_left_out, 1))
+      | (ranks >= tf.minimum(num_kept, num_rows - 1))
       | (ranks == low)
       | (ranks == high)
   )
   needed = tf.boolean_mask(ranks, is_needed)
 
-  def mean_near_median(ordered):
-    median = order_statistics.median_of(ordered)
+  def mean_near_median(matrices):
+    ordered = tf.concat(matrices, axis=0)
+    median = order_statistics.median_of(matrices)
 
     # The nearest values have consecutive ranks. Starting from the smallest
     # values, each step replaces the smallest value by the next larger one if
@@ -183,7 +185,7 @@ def mean_around_median(
     _, chosen = tf.while_loop(
         lambda start, _: start < num_rows, replace, (num_kept, chosen)
     )
-    total = order_statistics.scaled_sum(chosen, scale)
+    total = order_statistics.scaled_sum([chosen], scale)
     return total / (scale * tf.cast(num_kept, values.dtype))
 
   return order_statistics.map_ordered(

@@ -9,16 +9,23 @@ after another.
 import bisect
 from collections.abc import Callable, Sequence
 import functools
-from typing import Optional
+import itertools
+from typing import NamedTuple, Optional
 
 import tensorflow as tf
 
-# Up to this number of rows, each comparator orders two rows. For more rows it
-# would take seconds to build the graph.
-_MOST_SINGLE_ROWS = 128
+# For more rows, building a graph with comparators of single rows would take
+# many seconds.
+_MOST_SINGLE_ROWS = 200
+# The largest number of runs of rows that the first comparators order. More runs
+# need more operations. Fewer runs are too large for the processor's cache.
+_MOST_FIRST_RUNS = 32
 # The size of a comparator's operands: large enough to hide the overhead of
 # TensorFlow operations, small enough for the processor's cache.
 _OPERAND_BYTES = 2**16
+# TensorFlow copies a part of a tensor if the part does not start at a multiple
+# of this number of bytes.
+_ALIGNMENT = 64
 # The number of blocks of columns that are sorted at the same time.
 _PARALLEL_BLOCKS = 2
 # If the number of rows is unknown, a loop runs over the comparators.
@@ -27,10 +34,24 @@ _LOOP_ROW_BYTES = 3 * 2**17
 _UNROLL = 4
 
 
+class _Network(NamedTuple):
+  """A sorting network whose comparators order runs of rows.
+
+  Attributes:
+    num_rows: The number of rows.
+    levels: The number of rows in a run, and pairs of runs, in order. The first
+      run of a pair gets the smaller values. Each run has half as many rows as
+      those of the level before; the last ones are single rows.
+  """
+
+  num_rows: int
+  levels: list[tuple[int, list[tuple[int, int]]]]
+
+
 def map_ordered(
     values: tf.Tensor,
     ranks: tf.Tensor,
-    statistic: Callable[[tf.Tensor], tf.Tensor],
+    statistic: Callable[[Sequence[tf.Tensor]], tf.Tensor],
     most_rows: Optional[int] = None,
     usual_ranks: Optional[Sequence[int]] = None,
 ) -> tf.Tensor:
@@ -41,8 +62,9 @@ def map_ordered(
     ranks: The ranks whose values the statistic needs, in ascending order, int32
       of shape `[r]`. Fewer ranks can need less work, in particular if r is
       static.
-    statistic: Maps a matrix with n rows to one row. The matrix holds a block of
-      columns. For each of `ranks`, the row k has the values of rank k, the rows
+    statistic: Maps a block of columns to one row. It gets the rows of the ranks
+      from `ranks[0]` to `ranks[-1]`, in one matrix, or in a matrix for each
+      row. The row of each of `ranks` has the values of this rank, the rows
       above it have no larger values, and the rows below it no smaller ones.
     most_rows: The largest possible n. Default: unknown, unless n is static.
     usual_ranks: What `ranks` usually are if n = `most_rows`. Then fewer
@@ -53,53 +75,69 @@ def map_ordered(
   """
   most_rows = values.shape[0] if values.shape[0] is not None else most_rows
   num_rows = tf.shape(values)[0]
+
+  def map_with(order, row_bytes):
+    return _map_blocks(values, lambda block: statistic(order(block)), row_bytes)
+
+  def within_ranks(ordered):
+    return [ordered[ranks[0] : ranks[-1] + 1]]
+
   if most_rows is None:
     comparators = _comparators(_groups(ranks, num_rows))
-    order = functools.partial(_order, comparators=comparators)
-    return _map_blocks(values, order, statistic, _LOOP_ROW_BYTES)
+    return map_with(
+        lambda block: within_ranks(_order(block, comparators)), _LOOP_ROW_BYTES
+    )
   if most_rows > _MOST_SINGLE_ROWS:
-    order = functools.partial(
-        _order_in_two_levels, ranks=ranks, most_rows=most_rows
+    return map_with(
+        lambda block: within_ranks(
+            _order_in_two_levels(block, ranks, most_rows)
+        ),
+        _OPERAND_BYTES >> (_num_bits(most_rows) // 2),
     )
-    row_bytes = _OPERAND_BYTES >> (_num_bits(most_rows) // 2)
-    return _map_blocks(values, order, statistic, row_bytes)
+  network = _network(most_rows)
+  has_runs = len(network.levels) > 1
+  row_bytes = _OPERAND_BYTES // 2 if has_runs else _OPERAND_BYTES
 
-  def map_with(comparators):
-    order = functools.partial(
-        _order_single_rows, most_rows=most_rows, comparators=comparators
+  def map_any_ranks():
+    return map_with(
+        lambda block: within_ranks(tf.concat(_order_runs(block, network), 0)),
+        row_bytes,
     )
-    return _map_blocks(values, order, statistic, _OPERAND_BYTES)
 
-  all_comparators = _all_comparators(most_rows)
   if usual_ranks is None:
-    return map_with(all_comparators)
+    return map_any_ranks()
+  usual_network = _needed(network, usual_ranks)
+  usual_rows = slice(usual_ranks[0], usual_ranks[-1] + 1)
   return tf.cond(
       tf.equal(num_rows, most_rows)
       & tf.reduce_all(tf.equal(ranks, usual_ranks)),
-      lambda: map_with(_needed(all_comparators, most_rows, usual_ranks)),
-      lambda: map_with(all_comparators),
+      # TensorFlow leaves out the operations whose results are not used.
+      lambda: map_with(
+          lambda block: _order_runs(block, usual_network)[usual_rows],
+          row_bytes,
+      ),
+      map_any_ranks,
   )
 
 
 def _map_blocks(
     values: tf.Tensor,
-    order: Callable[[tf.Tensor], tf.Tensor],
-    statistic: Callable[[tf.Tensor], tf.Tensor],
+    function: Callable[[tf.Tensor], tf.Tensor],
     row_bytes: int,
 ) -> tf.Tensor:
-  """Computes the statistic in blocks of columns; see `map_ordered`.
-
-  `order` orders the rows of a block, and `row_bytes` is the size of its row.
-  """
+  """Maps blocks of columns, with rows of about `row_bytes`, to one row."""
   size = values.shape[1]
-  block = max(row_bytes // values.dtype.size, 1)
-  num_blocks = max(-(-size // block), 1)
+  num_blocks = max(-(-size * values.dtype.size // row_bytes), 1)
   if num_blocks == 1:
-    return tf.ensure_shape(statistic(order(values)), [size])
+    return tf.ensure_shape(function(values), [size])
+  # Blocks of about the same size share the processor's cores evenly.
+  alignment = _ALIGNMENT // values.dtype.size
+  block = -(-size // (num_blocks * alignment)) * alignment
+  num_blocks = -(-size // block)
 
   def body(i, results):
     columns = values[:, i * block : (i + 1) * block]
-    return i + 1, results.write(i, statistic(order(columns)))
+    return i + 1, results.write(i, function(columns))
 
   _, results = tf.while_loop(
       lambda i, _: i < num_blocks,
@@ -119,10 +157,17 @@ def _map_blocks(
   return tf.ensure_shape(results.concat(), [size])
 
 
-def scaled_sum(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-  """Returns the sum of rows, each multiplied by the scalar `scale`."""
-  weights = tf.fill([tf.shape(values)[0]], scale)
-  return tf.linalg.matvec(values, weights, transpose_a=True)
+def scaled_sum(matrices: Sequence[tf.Tensor], scale: tf.Tensor) -> tf.Tensor:
+  """Returns the sum of rows, each multiplied by the scalar `scale`.
+
+  Args:
+    matrices: One matrix, or several matrices of one row each.
+    scale: The factor.
+  """
+  if len(matrices) > 1:
+    return tf.add_n([row * scale for row in matrices])[0]
+  weights = tf.fill([tf.shape(matrices[0])[0]], scale)
+  return tf.linalg.matvec(matrices[0], weights, transpose_a=True)
 
 
 def scale_for_sums(count: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -137,8 +182,9 @@ def scale_for_sums(count: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
   return 1 / tf.cast(tf.bitwise.left_shift(1, exponent), dtype)
 
 
-def median_of(ordered: tf.Tensor) -> tf.Tensor:
+def median_of(matrices: Sequence[tf.Tensor]) -> tf.Tensor:
   """Returns the median of each column, given rows in ascending order."""
+  ordered = tf.concat(matrices, axis=0)
   low, high = median_ranks(tf.shape(ordered)[0])
   # The sum of halves does not overflow.
   return tf.gather(ordered, low) / 2 + tf.gather(ordered, high) / 2
@@ -175,15 +221,19 @@ def _order(values: tf.Tensor, comparators: tf.Tensor) -> tf.Tensor:
   )[1].stack()
 
 
-def _order_single_rows(
-    values: tf.Tensor,
-    most_rows: int,
-    comparators: Sequence[tuple[int, int]],
-) -> tf.Tensor:
-  """Orders the rows by comparators for `most_rows` rows."""
-  rows = tf.unstack(_padded(values, most_rows))
-  _compare(rows, comparators)
-  return tf.stack(rows)[: tf.shape(values)[0]]
+def _order_runs(values: tf.Tensor, network: _Network) -> list[tf.Tensor]:
+  """Returns the rows, ordered by a network, as matrices of one row each.
+
+  The rows include the infinite rows that the network needs in addition.
+  """
+  runs = [_padded(values, network.num_rows)]
+  for num_rows, comparators in network.levels:
+    # Parts of a tensor along its first axis are not copied.
+    runs = [
+        part for run in runs for part in tf.split(run, run.shape[0] // num_rows)
+    ]
+    _compare(runs, comparators)
+  return runs
 
 
 def _order_in_two_levels(
@@ -231,7 +281,7 @@ def _order_in_two_levels(
       low = _sorted_bitonic(columns)
     else:
       low = tf.unstack(columns)
-      _compare(low, _all_comparators(num_low))
+      _compare(low, _merge_exchange(num_low))
     ordered = tf.stack(low, axis=1)
     high = tf.unstack(ordered)
   ordered = tf.reshape(ordered, [num_low * num_high, tf.shape(values)[1]])
@@ -270,8 +320,15 @@ def _padded(values: tf.Tensor, num_rows: int) -> tf.Tensor:
   missing = num_rows - tf.shape(values)[0]
   padded = tf.cond(
       missing > 0,
-      lambda: tf.pad(
-          values, [[0, missing], [0, 0]], constant_values=float('inf')
+      lambda: tf.concat(
+          [
+              values,
+              tf.fill(
+                  [missing, tf.shape(values)[1]],
+                  tf.constant(float('inf'), values.dtype),
+              ),
+          ],
+          axis=0,
       ),
       # Without a copy.
       lambda: values,
@@ -301,13 +358,42 @@ def _half_cleaners(num_tensors: int, size: int) -> list[tuple[int, int]]:
 
 
 @functools.cache
-def _all_comparators(num_rows: int) -> Sequence[tuple[int, int]]:
-  """Returns the comparators for a static number of rows; see `_comparators`."""
+def _network(num_rows: int) -> _Network:
+  """Returns the network of `_comparators` for a static number of rows.
+
+  While Knuth's p is at least 2^k, the algorithm treats rows m 2^k, ...,
+  (m + 1) 2^k - 1 alike, for each m. So a comparator can order two runs of 2^k
+  rows. This takes fewer operations than comparators of single rows.
+
+  Args:
+    num_rows: The smallest number of rows. The network has up to 2^k - 1 more.
+  """
+  run = 1
+  while num_rows > run * _MOST_FIRST_RUNS:
+    run *= 2
+  num_runs = -(-num_rows // run)
+  levels = [(run, _merge_exchange(num_runs))]
+  while run > 1:
+    run, num_runs = run // 2, 2 * num_runs
+    levels.append((run, _merge_exchange(num_runs, 1)))
+  return _Network(num_runs, levels)
+
+
+def _merge_exchange(
+    num_rows: int, first_p: Optional[int] = None
+) -> list[tuple[int, int]]:
+  """Returns all comparators of Knuth's algorithm; see `_comparators`.
+
+  Args:
+    num_rows: The number of rows, or of runs of rows.
+    first_p: The first value of Knuth's p. Default: the largest one, with which
+      the comparators sort.
+  """
   largest = 1
   while 2 * largest < num_rows:
     largest *= 2
   comparators = []
-  p = largest
+  p = first_p or largest
   while p:
     q, remainder, distance = largest, 0, p
     while True:
@@ -323,20 +409,24 @@ def _all_comparators(num_rows: int) -> Sequence[tuple[int, int]]:
   return comparators
 
 
-def _needed(
-    comparators: Sequence[tuple[int, int]], num_rows: int, ranks: Sequence[int]
-) -> Sequence[tuple[int, int]]:
+def _needed(network: _Network, ranks: Sequence[int]) -> _Network:
   """Returns the comparators that ranks need; see `_comparators`."""
   groups = [
       bisect.bisect_left(ranks, rank) + bisect.bisect_right(ranks, rank)
-      for rank in range(num_rows)
+      for rank in range(network.num_rows)
   ]
-  needed = []
-  for low, high in reversed(comparators):
-    if groups[low] != groups[high]:
-      needed.append((low, high))
-      groups[low] = groups[high] = num_rows + len(needed) + len(ranks)
-  return needed[::-1]
+  new_groups = itertools.count(max(groups) + 1)
+  levels = []
+  for run, comparators in reversed(network.levels):
+    needed = []
+    for low, high in reversed(comparators):
+      pairs = [(run * low + k, run * high + k) for k in range(run)]
+      if any(groups[a] != groups[b] for a, b in pairs):
+        needed.append((low, high))
+        for a, b in pairs:
+          groups[a] = groups[b] = next(new_groups)
+    levels.append((run, needed[::-1]))
+  return _Network(network.num_rows, levels[::-1])
 
 
 def _groups(ranks: tf.Tensor, num_rows: tf.Tensor) -> tf.Tensor:
