@@ -328,6 +328,18 @@ def test_clients_are_computed_at_once_after_some(fed_avg, at_once, monkeypatch):
     assert sum(at_once.ordinary) == 8
 
 
+def test_datasets_of_arrays(fed_avg, at_once):
+  problem, process = fed_avg
+  datasets = [
+      tf.data.Dataset.from_tensor_slices(problem.arrays(10, seed)).batch(4)
+      for seed in range(4)
+  ]
+  with _Portions(process, datasets) as rounds:
+    rounds.next()
+    rounds.next()
+  assert sum(at_once.ordinary) == 4
+
+
 def test_slow_clients_are_computed_one_by_one(fed_avg, at_once, monkeypatch):
   problem, process = fed_avg
   monkeypatch.setattr(portioning, '_MAX_SECONDS', 0.0)

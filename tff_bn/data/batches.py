@@ -9,6 +9,7 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow as tf
 
+from tff_bn.common import batch_arrays
 from tff_bn.common import dataset_options
 from tff_bn.data import dataset as dataset_lib
 
@@ -61,13 +62,17 @@ class Batches:
       transformed. Otherwise it stores only the samples that occur in it, each
       once.
     """
-    return tf.data.experimental.from_variant(
+    dataset = tf.data.experimental.from_variant(
         self.to_variant(x, y, scaling),
         (
             tf.TensorSpec((None, *x.shape[1:]), tf.float32),
             _label_spec(y),
         ),
     )
+    arrays = self.to_arrays(x, y, scaling)
+    if arrays is not None:
+      batch_arrays.remember(dataset, arrays)
+    return dataset
 
   def to_variant(
       self,
@@ -114,27 +119,25 @@ class Batches:
         *options,
     )
 
-  def sizes(self) -> np.ndarray:
-    """Returns the number of samples in each batch, an int64 vector."""
-    parts = self._parts()
-    if not parts:
-      return np.zeros(0, np.int64)
-    starts, stops = self._ranges(parts)
-    return stops - starts
-
   def to_arrays(
       self,
       x: np.ndarray,
       y: np.ndarray,
       scaling: Optional[dataset_lib.Scaling] = None,
-  ) -> list[np.ndarray]:
-    """Returns the samples of `dataset`, one batch after another.
+  ) -> Optional[batch_arrays.BatchArrays]:
+    """Returns the batches of `dataset`; `None` if images are transformed."""
+    if self.transforms is not None:
+      return None
+    parts = self._parts()
+    starts, stops = self._ranges(parts) if parts else np.zeros([2, 0], np.int64)
 
-    The samples are the images, which must not be transformed, and the labels.
-    """
-    assert self.transforms is None
-    order = np.concatenate([np.zeros(0, np.int64), *self.passes])
-    return [_scaled(x[order], scaling), y[order]]
+    def load():
+      order = np.concatenate([np.zeros(0, np.int64), *parts])
+      return [_scaled(x[order], scaling), y[order]]
+
+    return batch_arrays.BatchArrays(
+        np.subtract(stops, starts, dtype=np.int64), load
+    )
 
   def _parts(self) -> list[np.ndarray]:
     """Returns the passes, joined where no batch is smaller."""

@@ -4,8 +4,8 @@ from tff_bn.imports import dependencies
 
 dependencies.require_tff()
 
+from tff_bn.common.batch_arrays import BatchArrays  # noqa: E402
 from tff_bn.common.cores import divide as divide_cores  # noqa: E402
-from tff_bn.runtime.client_dataset import BatchArrays  # noqa: E402
 from tff_bn.runtime.client_dataset import ClientDataset  # noqa: E402
 from tff_bn.runtime.devices import HOST  # noqa: E402
 from tff_bn.runtime.in_process import AsyncInProcessContext  # noqa: E402

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.common import batch_arrays
 from tff_bn.runtime import client_dataset
 from tff_bn.runtime import element_structure
 
@@ -199,7 +200,7 @@ def _sequence(
         f'The {name} must be a dataset with elements of type'
         f' {type_spec.element}, but its elements are of type {element_type}.'
     )
-  if _leaf_order(element_spec) != _leaf_order(
+  if batch_arrays.leaf_order(element_spec) != batch_arrays.leaf_order(
       element_structure.spec(type_spec.element)
   ):
     raise TypeError(
@@ -209,16 +210,6 @@ def _sequence(
     )
   checked[:] = [element_spec, type_spec]
   return value
-
-
-def _leaf_order(spec: Any) -> list[int]:
-  """Returns the positions of an element's leaves in a dataset's tensors."""
-  places = range(len(tf.nest.flatten(spec)))
-  return tff.structure.flatten(
-      tff.structure.from_container(
-          (tf.nest.pack_sequence_as(spec, places),), recursive=True
-      )
-  )
 
 
 def dataset_of_rows(

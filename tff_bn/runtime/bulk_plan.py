@@ -16,8 +16,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.common import array_form
+from tff_bn.common import batch_arrays
 from tff_bn.common import client_batches
-from tff_bn.runtime import client_dataset
 from tff_bn.runtime import element_structure
 from tff_bn.runtime import execution
 from tff_bn.runtime import imported_graph
@@ -92,7 +92,7 @@ class BulkPlan:
     batch_size = 1
     num_bytes = 0
     for leaf, value in client.items():
-      if isinstance(value, client_dataset.BatchArrays):
+      if isinstance(value, batch_arrays.BatchArrays):
         batch_size = max([batch_size, *value.sizes.tolist()])
         num_bytes += int(np.sum(value.sizes)) * sum(
             _num_bytes(spec, 1) for spec in _samples_specs(leaf, False)
@@ -140,7 +140,7 @@ def _values(part: plan_lib.Pass) -> set[symbols.Leaf]:
 
 
 def dataset_tensors(
-    data: Sequence[client_dataset.BatchArrays], equal_sizes: bool
+    data: Sequence[batch_arrays.BatchArrays], equal_sizes: bool
 ) -> list[Any]:
   """Returns the tensors of a dataset's leaf for several clients.
 

@@ -1,12 +1,11 @@
 """Client datasets that are built in the process that uses them."""
 
 import abc
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
-import numpy as np
 import tensorflow as tf
 
+from tff_bn.common import batch_arrays
 from tff_bn.common import dataset_options
 from tff_bn.runtime import devices
 
@@ -31,26 +30,13 @@ class ClientDataset(abc.ABC):
   def build(self) -> tf.Tensor:
     """Builds the dataset and returns its variant tensor, see `to_variant`."""
 
-  def arrays(self) -> Optional['BatchArrays']:
+  def arrays(self) -> Optional[batch_arrays.BatchArrays]:
     """Returns the batches as arrays, or `None` if that is impossible.
 
     Batches that change when they are read, or need much computation, have no
     arrays.
     """
     return None
-
-
-class BatchArrays(NamedTuple):
-  """A client's batches as NumPy arrays.
-
-  Attributes:
-    sizes: The number of samples in each batch, an int64 vector.
-    load: Returns the samples of all batches, one batch after another: an array
-      for each tensor of a batch, depth first.
-  """
-
-  sizes: np.ndarray
-  load: Callable[[], Sequence[np.ndarray]]
 
 
 def to_variant(dataset: tf.data.Dataset) -> tf.Tensor:

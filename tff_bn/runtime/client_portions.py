@@ -8,9 +8,9 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow as tf
 
+from tff_bn.common import batch_arrays
 from tff_bn.runtime import arguments
 from tff_bn.runtime import bulk_plan
-from tff_bn.runtime import client_dataset
 from tff_bn.runtime import client_part
 from tff_bn.runtime import execution
 from tff_bn.runtime import plan as plan_lib
@@ -148,13 +148,13 @@ def _num_batches(client: Mapping[symbols.Leaf, Any]) -> int:
   return sum(
       len(value.sizes)
       for value in client.values()
-      if isinstance(value, client_dataset.BatchArrays)
+      if isinstance(value, batch_arrays.BatchArrays)
   )
 
 
 def _joined(values: Sequence[Any], equal_sizes: bool) -> list[Any]:
   """Returns the tensors of a leaf for several clients."""
-  if isinstance(values[0], client_dataset.BatchArrays):
+  if isinstance(values[0], batch_arrays.BatchArrays):
     return bulk_plan.dataset_tensors(values, equal_sizes)
   if any(isinstance(value, tf.Tensor) for value in values):
     return [tf.stack(values)]

@@ -28,7 +28,7 @@ class InProcessContext(plan_context.PlanContext):
   the context concurrently.
 
   On CPUs, one TensorFlow function computes several small clients whose data are
-  `ClientDataset`s with arrays, see `portioning`.
+  known as arrays, see `portioning` and `batch_arrays`.
   """
 
   def __init__(

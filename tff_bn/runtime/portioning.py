@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tff_bn.common import batch_arrays
 from tff_bn.runtime import bulk_plan
 from tff_bn.runtime import client_dataset
 from tff_bn.runtime import client_part
@@ -111,7 +112,9 @@ class Portioning:
       for leaf, value in zip(plan.client_inputs, values, strict=True):
         if isinstance(value, client_dataset.ClientDataset):
           value = value.arrays()
-        if value is None or isinstance(value, tf.data.Dataset):
+        elif isinstance(value, tf.data.Dataset):
+          value = batch_arrays.of_dataset(value)
+        if value is None:
           return []
         client[leaf] = value
       clients.append(client)
@@ -172,7 +175,7 @@ def _batch_sizes(clients: _Clients) -> set[int]:
   sizes: set[int] = set()
   for client in clients:
     for value in client.values():
-      if isinstance(value, client_dataset.BatchArrays):
+      if isinstance(value, batch_arrays.BatchArrays):
         sizes.update(value.sizes.tolist() or [0])
   return sizes
 

@@ -115,12 +115,7 @@ class _Selected(runtime.ClientDataset):
 
   def arrays(self) -> Optional[runtime.BatchArrays]:
     """See `tff_bn.runtime.ClientDataset`."""
-    if self.batches.transforms is not None:
-      return None
-    return runtime.BatchArrays(
-        self.batches.sizes(),
-        functools.partial(self.batches.to_arrays, self.x, self.y, self.scaling),
-    )
+    return self.batches.to_arrays(self.x, self.y, self.scaling)
 
 
 def _from_recipe(
