@@ -9,7 +9,7 @@ import pathlib
 import socket
 import subprocess
 import sys
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -173,7 +173,7 @@ def run_two_pfl(
   """
   if 'RANK' in os.environ:
     torch.set_num_threads(1)
-    _run_pfl(workload, None)
+    _run_pfl(workload, _SharedTurns(None))
     return
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
@@ -196,15 +196,39 @@ def run_two_pfl(
     os.environ.update(RANK='0', LOCAL_RANK='0')
     torch.set_num_threads(1)
     try:
-      _run_pfl(workload, turns)
+      _run_pfl(workload, _SharedTurns(turns))
     finally:
       other.terminate()
 
 
+class _SharedTurns:
+  """The turns of two processes, of which the second has `None`."""
+
+  def __init__(self, turns: Optional[workload_data.Turns]):
+    self._turns = turns
+
+  def ready(self) -> None:
+    """See `workload_data.Turns`."""
+    if self._turns is not None:
+      self._turns.ready()
+
+  def begin(self) -> None:
+    """Waits for the turn of both processes."""
+    if self._turns is not None:
+      self._turns.begin()
+    torch.distributed.barrier()
+
+  def end(self, event: str, **values: Any) -> None:
+    """See `workload_data.Turns`."""
+    if self._turns is not None:
+      self._turns.end(event, **values)
+
+
 def _run_pfl(
-    workload: workload_data.Workload, turns: workload_data.Turns | None
+    workload: workload_data.Workload,
+    turns: workload_data.Turns | _SharedTurns,
 ) -> None:
-  """Trains with pfl-research; without turns, helps another process."""
+  """Trains with pfl-research."""
   from pfl.aggregate.simulate import SimulatedBackend
   from pfl.aggregate.weighting import WeightByUser
   from pfl.algorithm.base import NNAlgorithmParams
@@ -215,6 +239,7 @@ def _run_pfl(
   from pfl.data.federated_dataset import FederatedDataset
   from pfl.hyperparam.base import NNEvalHyperParams
   from pfl.hyperparam.base import NNTrainHyperParams
+  from pfl.metrics import Metrics
   from pfl.metrics import Weighted
   from pfl.model.pytorch import PyTorchModel
 
@@ -271,44 +296,33 @@ def _run_pfl(
     """Ends a turn after each round and each test."""
 
     def _test(self, model):
-      if turns is not None:
-        turns.begin()
+      turns.begin()
       # A round other than 0, which pfl-research does not test.
       _, metrics = central.after_central_iteration(
           None, model, central_iteration=1
       )
-      if turns is not None:
-        found = metrics.to_simple_dict()
-        loss, accuracy = (
-            found[f'Central val | {name}'] for name in ('loss', 'accuracy')
-        )
-        turns.end(TEST, loss=loss, accuracy=accuracy)
+      found = metrics.to_simple_dict()
+      loss, accuracy = (
+          found[f'Central val | {name}'] for name in ('loss', 'accuracy')
+      )
+      turns.end(TEST, loss=loss, accuracy=accuracy)
 
     def on_train_begin(self, *, model):
-      if turns is not None:
-        turns.ready()
+      turns.ready()
       self._test(model)
-      if turns is not None:
-        turns.begin()
-      return type(self).nothing()
-
-    @staticmethod
-    def nothing():
-      from pfl.metrics import Metrics
-
+      turns.begin()
       return Metrics()
 
     def after_central_iteration(
         self, aggregate_metrics, model, *, central_iteration
     ):
-      if turns is not None:
-        turns.end(ROUND)
+      turns.end(ROUND)
       round_num = central_iteration + 1
       if workload.is_tested(round_num):
         self._test(model)
-      if turns is not None and round_num < workload.rounds:
+      if round_num < workload.rounds:
         turns.begin()
-      return False, self.nothing()
+      return False, Metrics()
 
   FederatedAveraging().run(
       algorithm_params=NNAlgorithmParams(
