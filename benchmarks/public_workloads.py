@@ -496,8 +496,8 @@ def _workload_lines(measurements: Measurements) -> list[str]:
       " clients' images. Before it was timed, each workload ran in a small form"
       ' without randomness, in which the test losses of all frameworks agreed'
       f' to {_TOLERANCE:.0%} of their decrease. tff_bn uses its in-process'
-      ' runtime with divided cores, as its programs do, and data from `data.from_clients`. Keras is a'
-      ' loop over the clients that calls a `tf.function` for each step. PyTorch'
+      ' runtime with divided cores, as its programs do, and data from'
+      ' `data.from_clients`. Keras is a loop over the clients that calls a `tf.function` for each step. PyTorch'
       ' and JAX are such loops, too; the one with JAX has the form of FedJAX.'
       " pfl runs as one process with PyTorch's default threads, and as two"
       ' processes with one thread each.'
