@@ -497,10 +497,10 @@ def _workload_lines(measurements: Measurements) -> list[str]:
       ' without randomness, in which the test losses of all frameworks agreed'
       f' to {_TOLERANCE:.0%} of their decrease. tff_bn uses its in-process'
       ' runtime with divided cores, as its programs do, and data from'
-      ' `data.from_clients`. Keras is a loop over the clients that calls a `tf.function` for each step. PyTorch'
-      ' and JAX are such loops, too; the one with JAX has the form of FedJAX.'
-      " pfl runs as one process with PyTorch's default threads, and as two"
-      ' processes with one thread each.'
+      ' `data.from_clients`. Keras is a loop over the clients that calls a'
+      ' `tf.function` for each step. PyTorch and JAX are such loops, too; the'
+      ' one with JAX has the form of FedJAX. pfl runs as one process with'
+      " PyTorch's default threads, and as two processes with one thread each."
       ' Flower runs its simulation on Ray with one core for each client. With'
       ' batch normalization, pfl averages no running statistics; the others'
       ' do.',
