@@ -110,6 +110,11 @@ _ROUNDS = flags.DEFINE_integer(
     ' published run, and 6 of the others.',
     lower_bound=2,
 )
+_PEERS = flags.DEFINE_list(
+    'peers',
+    ['pytorch', 'pfl', 'pfl2', 'flower', 'jax'],
+    'Peers to compare with; pfl2 is pfl in two processes.',
+)
 _PEER_PYTHON = flags.DEFINE_string(
     'peer_python',
     sys.executable,
@@ -367,12 +372,15 @@ def _format(values: Sequence[float]) -> str:
 
 
 def measure(
-    workloads: Mapping[str, Mapping[str, Any]], peer_python: str
+    workloads: Mapping[str, Mapping[str, Any]],
+    peers: Sequence[str],
+    peer_python: str,
 ) -> Measurements:
   """Takes all measurements.
 
   Args:
     workloads: The arguments of each `Workload`, by name.
+    peers: The peers to compare with, keys of `PACKAGES`.
     peer_python: The interpreter of the peers.
 
   Returns:
@@ -382,11 +390,12 @@ def measure(
   import workload_data
 
   versions = peer_versions(peer_python)
-  frameworks = [
+  installed = [
       name
-      for name in TITLES
-      if name in OURS or all(p in versions for p in PACKAGES[name])
+      for name in peers
+      if all(package in versions for package in PACKAGES[name])
   ]
+  frameworks = [*OURS, *installed]
   found, runs, num_weights = {}, {}, {}
   for name, arguments in workloads.items():
     harness.progress(f'Timing {name} ...')
@@ -405,10 +414,10 @@ def measure(
         value.size for value in workload_data.initial_weights(found[name])
     )
   machine = harness.in_new_process(harness.describe_machine)
-  peers = ', '.join(f'{name} {versions[name]}' for name in versions)
+  shown = ', '.join(f'{name} {version}' for name, version in versions.items())
   return Measurements(
-      [*machine, f'Peers: {peers or "none"}'],
-      [TITLES[name] for name in TITLES if name not in frameworks],
+      [*machine, f'Peers: {shown or "none"}'],
+      [TITLES[name] for name in peers if name not in installed],
       found,
       num_weights,
       runs,
@@ -664,12 +673,18 @@ def _parse_flags() -> dict[str, Any]:
           f'--workloads: {name!r} is unknown; the workloads are'
           f' {", ".join(_WORKLOADS)}.'
       )
+  peers = [name for name in _PEERS.value if name]
+  for name in peers:
+    if name not in PACKAGES:
+      raise ValueError(
+          f'--peers: {name!r} is unknown; the peers are {", ".join(PACKAGES)}.'
+      )
   workloads = {name: dict(_WORKLOADS[name]) for name in names}
   if _ROUNDS.value is not None:
     for arguments in workloads.values():
       arguments['rounds'] = _ROUNDS.value
   peer_versions(_PEER_PYTHON.value)
-  return dict(workloads=workloads, peer_python=_PEER_PYTHON.value)
+  return dict(workloads=workloads, peers=peers, peer_python=_PEER_PYTHON.value)
 
 
 def main(arguments: Sequence[str]) -> int:

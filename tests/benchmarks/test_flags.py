@@ -21,7 +21,7 @@ _WRONG = {
     'one_exchange': ('--models=vgg9', '--models=', '--rounds=0'),
     'public_workloads': (
         *('--workloads=', '--workloads=mnist', '--rounds=1'),
-        '--peer_python=/no/python',
+        *('--peers=nvflare', '--peer_python=/no/python'),
     ),
     'ray_runtime': (
         *('--rows=small_cnn', '--workers=0', '--clients=1', '--repeats=0'),
