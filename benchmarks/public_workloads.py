@@ -40,6 +40,7 @@ from typing import Any
 from absl import app
 from absl import flags
 import harness
+import workload_data
 
 flags.adopt_module_key_flags(harness)
 
@@ -154,7 +155,6 @@ _MAX_RATIOS = {
 _NUM_CHECKED = 4
 _CHECKED_ROUNDS = 3
 _TOLERANCE = 0.01
-_ROUND, _TEST = 'round', 'test'
 
 # Prints the versions of the packages that an interpreter has.
 _VERSIONS_CODE = """
@@ -188,9 +188,11 @@ class Run:
   @classmethod
   def of(cls, answers: Sequence[Mapping[str, Any]]) -> 'Run':
     """Returns the run with these answers of its process."""
-    tests = [answer for answer in answers if answer['event'] == _TEST]
+    tests = [
+        answer for answer in answers if answer['event'] == workload_data.TEST
+    ]
     return cls(
-        [a['seconds'] for a in answers if a['event'] == _ROUND],
+        [a['seconds'] for a in answers if a['event'] == workload_data.ROUND],
         [a['seconds'] for a in tests],
         [a['loss'] for a in tests],
         [a['accuracy'] for a in tests],
@@ -216,7 +218,7 @@ class Measurements:
 
   machine: Sequence[str]
   missing: Sequence[str]
-  workloads: Mapping[str, Any]
+  workloads: Mapping[str, workload_data.Workload]
   num_weights: Mapping[str, int]
   runs: Mapping[str, Mapping[str, Run]]
 
@@ -246,7 +248,9 @@ def peer_versions(peer_python: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _process(python: str, framework: str, workload: Any) -> Iterator[Any]:
+def _process(
+    python: str, framework: str, workload: workload_data.Workload
+) -> Iterator[Any]:
   """Starts a process, and yields a function that gives it a turn.
 
   Args:
@@ -293,7 +297,9 @@ def _process(python: str, framework: str, workload: Any) -> Iterator[Any]:
 
 
 def time_workload(
-    workload: Any, frameworks: Sequence[str], peer_python: str
+    workload: workload_data.Workload,
+    frameworks: Sequence[str],
+    peer_python: str,
 ) -> dict[str, Run]:
   """Runs a workload with all frameworks in turn.
 
@@ -326,7 +332,9 @@ def time_workload(
   return {name: Run.of(found) for name, found in answers.items()}
 
 
-def without_randomness(workload: Any) -> Any:
+def without_randomness(
+    workload: workload_data.Workload,
+) -> workload_data.Workload:
   """Returns a small form of a workload, in which nothing is random."""
   return dataclasses.replace(
       workload,
@@ -341,7 +349,9 @@ def without_randomness(workload: Any) -> Any:
   )
 
 
-def check_losses(workload: Any, runs: Mapping[str, Run]) -> None:
+def check_losses(
+    workload: workload_data.Workload, runs: Mapping[str, Run]
+) -> None:
   """Checks that all frameworks compute the same if nothing is random.
 
   Args:
@@ -386,9 +396,6 @@ def measure(
   Returns:
     The measurements.
   """
-  # Here, because NumPy takes its number of threads from the environment.
-  import workload_data
-
   versions = peer_versions(peer_python)
   installed = [
       name
