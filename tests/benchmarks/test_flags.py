@@ -19,6 +19,10 @@ _WRONG = {
     ),
     'onednn': ('--rows=small_cnn', '--rows=', '--repeats=0'),
     'one_exchange': ('--models=vgg9', '--models=', '--rounds=0'),
+    'public_workloads': (
+        *('--workloads=', '--workloads=mnist', '--rounds=1'),
+        *('--peers=nvflare', '--peer_python=/no/python'),
+    ),
     'ray_runtime': (
         *('--rows=small_cnn', '--workers=0', '--clients=1', '--repeats=0'),
     ),
