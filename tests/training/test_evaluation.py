@@ -266,6 +266,67 @@ class TestEvaluator:
         result['loss'], np.average(losses, weights=[3, 1]), rtol=1e-5
     )
 
+  @pytest.mark.parametrize('are_shared', [False, True], ids=['own', 'shared'])
+  def test_several_models_in_one_call_change_no_bit(
+      self, are_shared, monkeypatch
+  ):
+    spec = (
+        tf.TensorSpec((None, _FEATURES), tf.float32),
+        tf.TensorSpec((None,), tf.int32),
+        tf.TensorSpec((None,), tf.float32),
+    )
+    model = tff_bn.BatchNormModel(
+        _dense_model,
+        spec,
+        loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True
+        ),
+        metrics_fn=lambda: [keras.metrics.SparseCategoricalAccuracy('plain')],
+        weighted_metrics_fn=lambda: [
+            keras.metrics.SparseCategoricalAccuracy('weighted')
+        ],
+    )
+    evaluator = evaluation.Evaluator(model)
+    # Client 3 has too many batches, and reading tells what client 5 has.
+    sizes = (9, 0, 8, 40, 3, 7, 1)
+    data = {}
+    for number, size in enumerate(sizes):
+      examples = _examples(size, number)
+      sample_weights = np.linspace(0, 2, size, dtype=np.float32)
+      data[str(number)] = _batches((*examples, sample_weights), 4)
+    data['5'] = data['5'].map(lambda *batch: batch)
+    weights = {
+        name: _random_weights(model, 0 if are_shared else int(name))
+        for name in data
+    }
+    if are_shared:
+      weights = dict.fromkeys(data, weights['0'])
+    expected = evaluator.evaluate_each_client(weights, data.get)
+    # As many were evaluated one by one.
+    monkeypatch.setattr(evaluation, '_MIN_EVALUATED', len(data))
+    calls = []
+    several = evaluator._evaluate_several
+    evaluator._evaluate_several = lambda *arguments: (
+        calls.append((len(arguments[0][0]), len(arguments[-1])))
+        or several(*arguments)
+    )
+    found = evaluator.evaluate_each_client(weights, data.get)
+    if are_shared:
+      assert calls == [(1, 3), (1, 1), (1, 1)]
+    else:
+      assert calls == [(3, 3), (1, 1), (1, 1)]
+    assert list(found) == list(data)
+    for name, result in expected.items():
+      assert list(found[name]) == list(result)
+      for key, value in result.items():
+        assert type(found[name][key]) is type(value)
+        np.testing.assert_array_equal(found[name][key], value)
+    # What one call evaluates is bounded.
+    monkeypatch.setattr(evaluation, '_MAX_BYTES', 1)
+    calls.clear()
+    evaluator.evaluate_each_client(weights, data.get)
+    assert [number for _, number in calls] == [1] * 5
+
 
 def _weights_by_name(model, weights):
   return {

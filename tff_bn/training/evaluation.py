@@ -10,6 +10,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.common import batch_arrays
+from tff_bn.common import client_batches
 from tff_bn.common import cores
 from tff_bn.common import element_types
 from tff_bn.keras_model import batch as batch_lib
@@ -31,6 +33,12 @@ Metrics = collections.OrderedDict[str, Any]
 
 # With fewer batches, starting the threads takes longer than they save.
 _MIN_CONCURRENT_BATCHES = 8
+# To evaluate several models in one call saves some milliseconds for each. The
+# function takes half a second to trace, so the first models are evaluated one
+# by one.
+_MIN_EVALUATED = 100
+# The size of the weights and the data of one call.
+_MAX_BYTES = 2**26
 
 
 def _num_concurrent() -> int:
@@ -57,6 +65,7 @@ class Evaluator:
     self._model = model
     self._keras_model = model.to_keras()
     self._metrics = model.new_metrics()
+    self._num_evaluated = 0
     weights_spec = [
         tf.TensorSpec(v.shape, v.dtype) for v in self._keras_model.weights
     ]
@@ -83,7 +92,7 @@ class Evaluator:
   def _evaluate_all(
       self,
       values: list[tf.Tensor],
-      dataset: tf.data.Dataset,
+      dataset: client_batches.Data,
       num_concurrent: int,
   ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
     """Returns the sum of the losses, the number of examples and the metrics."""
@@ -91,30 +100,98 @@ class Evaluator:
       variable.assign(value)
     for metric in self._metrics.values():
       metric.reset_state()
-    loss_sum, num_examples = tf.zeros([], tf.float64), tf.zeros([], tf.int64)
     if num_concurrent > 1:
+      assert not isinstance(dataset, client_batches.ClientBatches)
       # The outputs as a tuple, because datasets convert lists to tensors.
       dataset = dataset.map(
           lambda x, *others: (self._predict(x), *others),
           num_parallel_calls=num_concurrent,
           deterministic=True,
       )
-    # An iterator, since `for batch in dataset` becomes `Dataset.reduce`, which
-    # instantiates its function again at each call.
-    for element in iter(dataset):
+
+    def add(sums, element):
+      loss_sum, num_examples = sums
       batch = Batch(*element)
       predictions = batch.x if num_concurrent > 1 else self._predict(batch.x)
       loss = self._update(batch, self._outputs(predictions))
       # The last batch may be smaller, so batches are weighted by their size.
       size = batch_lib.num_examples(element)
       loss_sum += tf.cast(loss, tf.float64) * tf.cast(size, tf.float64)
-      num_examples += size
+      return loss_sum, num_examples + size
+
+    loss_sum, num_examples = client_batches.fold(
+        dataset, (tf.zeros([], tf.float64), tf.zeros([], tf.int64)), add
+    )
     results: dict[str, tf.Tensor] = {}
     for name, metric in self._metrics.items():
       # A function, because some metrics have conditions in Python.
       result = tf.function(metric.result)()
       results.update(model_metrics.named_results(name, result))
     return loss_sum, num_examples, results
+
+  @functools.cached_property
+  def _evaluate_several(self) -> Any:
+    """Evaluates several models, each with its own data, in one call."""
+    values = [
+        tf.TensorSpec([None, *v.shape], v.dtype)
+        for v in self._keras_model.weights
+    ]
+    spec = client_batches.ClientBatches.spec(self._model.input_spec, False)
+    vector = tf.TensorSpec([None], tf.int64)
+    return tf.function(
+        self._evaluate_stacked,
+        input_signature=[values, spec.samples, spec.bounds, vector, vector],
+    )
+
+  def _evaluate_stacked(
+      self,
+      values: list[tf.Tensor],
+      samples: Any,
+      bounds: tf.Tensor,
+      firsts: tf.Tensor,
+      sizes: tf.Tensor,
+  ) -> list[tf.Tensor]:
+    """Returns the results of `_evaluate_all`, flat and stacked.
+
+    Args:
+      values: The models' weights, stacked. A single model is for all data.
+      samples: See `ClientBatches`.
+      bounds: See `ClientBatches`.
+      firsts: The number of each model's first batch.
+      sizes: Each model's number of batches.
+    """
+    count = tf.size(firsts)
+    num_models = tf.shape(values[0])[0]
+    results = [
+        tf.TensorArray(dtype, count, element_shape=shape)
+        for dtype, shape in self._result_specs
+    ]
+
+    def evaluate(number, results):
+      found = self._evaluate_all(
+          [tf.gather(v, tf.minimum(number, num_models - 1)) for v in values],
+          client_batches.ClientBatches.of_client(
+              samples, bounds, firsts[number], sizes[number]
+          ),
+          num_concurrent=1,
+      )
+      return number + 1, [
+          array.write(number, result)
+          for array, result in zip(results, tf.nest.flatten(found), strict=True)
+      ]
+
+    _, results = tf.while_loop(
+        lambda number, _: number < count,
+        evaluate,
+        (0, results),
+        parallel_iterations=1,
+    )
+    return [array.stack() for array in results]
+
+  @functools.cached_property
+  def _result_specs(self) -> list[tuple[tf.DType, tf.TensorShape]]:
+    outputs = self._evaluate.get_concrete_function().structured_outputs
+    return [(o.dtype, o.shape) for o in tf.nest.flatten(outputs)]
 
   def _predictions(self, x: Any) -> tuple[tf.Tensor, ...]:
     """Returns the model's outputs, then their masks, see `_outputs`."""
@@ -219,7 +296,12 @@ class Evaluator:
         and dataset.cardinality().numpy() >= _MIN_CONCURRENT_BATCHES
     )
     evaluate = self._evaluate_concurrently if is_concurrent else self._evaluate
-    loss_sum, count, metrics = evaluate(tensors, dataset)
+    return self._to_metrics(*evaluate(tensors, dataset))
+
+  def _to_metrics(
+      self, loss_sum: Any, count: Any, metrics: Mapping[str, Any]
+  ) -> Metrics:
+    """Returns the result of `evaluate`, given that of `_evaluate_all`."""
     num_examples = int(count)
     result: Metrics = collections.OrderedDict(
         loss=float(loss_sum) / num_examples if num_examples else float('nan')
@@ -260,17 +342,107 @@ class Evaluator:
     Returns:
       The result of `evaluate` for each client.
     """
-    results = {}
+    results: dict[str, Metrics] = {}
+    waiting = _Waiting()
     previous = None
     for client_id, client_weights in weights.items():
       # Clients may share their weights, whose conversion takes longer than
       # evaluating a small model.
       if client_weights is not previous:
         tensors, previous = self._tensors(client_weights), client_weights
-      results[client_id] = self._evaluate_tensors(
-          tensors, dataset_fn(client_id)
-      )
+      dataset = dataset_fn(client_id)
+      arrays = self._small_arrays(dataset)
+      if arrays is None or waiting.num_bytes > _MAX_BYTES:
+        results.update(self._evaluate_waiting(waiting))
+        waiting = _Waiting()
+      if arrays is None:
+        results[client_id] = self._evaluate_tensors(tensors, dataset)
+      else:
+        waiting.add(client_id, tensors, arrays)
+    results.update(self._evaluate_waiting(waiting))
     return results
+
+  def _small_arrays(
+      self, dataset: tf.data.Dataset
+  ) -> Optional[batch_arrays.BatchArrays]:
+    """Returns a dataset's batches if it is evaluated together with others."""
+    self._num_evaluated += 1
+    if self._num_evaluated <= _MIN_EVALUATED:
+      return None
+    if dataset.element_spec != self._model.input_spec:
+      return None
+    arrays = batch_arrays.of_dataset(dataset)
+    if arrays is None or len(arrays.sizes) >= _MIN_CONCURRENT_BATCHES:
+      return None
+    return arrays
+
+  def _evaluate_waiting(self, waiting: '_Waiting') -> dict[str, Metrics]:
+    """Evaluates models in one call; returns their results by client id."""
+    if not waiting.client_ids:
+      return {}
+    flat = self._evaluate_several(*waiting.arguments(self._model.input_spec))
+    structure = self._evaluate.get_concrete_function().structured_outputs
+    arrays = [result.numpy() for result in flat]
+    return {
+        client_id: self._to_metrics(
+            *tf.nest.pack_sequence_as(structure, [a[n] for a in arrays])
+        )
+        for n, client_id in enumerate(waiting.client_ids)
+    }
+
+
+class _Waiting:
+  """Models and their data that are evaluated in one call.
+
+  Attributes:
+    client_ids: The clients.
+    num_bytes: The size of the weights and the data.
+  """
+
+  def __init__(self) -> None:
+    self.client_ids: list[str] = []
+    self.num_bytes = 0
+    self._weights: list[list[tf.Tensor]] = []
+    self._samples: list[Sequence[np.ndarray]] = []
+    self._sizes: list[np.ndarray] = []
+
+  def add(
+      self,
+      client_id: str,
+      weights: list[tf.Tensor],
+      arrays: batch_arrays.BatchArrays,
+  ) -> None:
+    """Adds a client's model and data."""
+    samples = arrays.load()
+    if not self._weights or weights is not self._weights[-1]:
+      self.num_bytes += sum(
+          w.shape.num_elements() * w.dtype.size for w in weights
+      )
+    self.num_bytes += sum(array.nbytes for array in samples)
+    self.client_ids.append(client_id)
+    self._weights.append(weights)
+    self._samples.append(samples)
+    self._sizes.append(arrays.sizes)
+
+  def arguments(self, input_spec: Any) -> list[Any]:
+    """Returns the arguments of `Evaluator._evaluate_stacked`."""
+    weights = self._weights
+    if all(w is weights[0] for w in weights):
+      weights = weights[:1]
+    order = batch_arrays.leaf_order(input_spec)
+    # In the order of `tf.nest.flatten`.
+    leaves = [
+        np.concatenate([samples[place] for samples in self._samples])
+        for place in np.argsort(order)
+    ]
+    counts = [len(sizes) for sizes in self._sizes]
+    return [
+        [tf.stack(values) for values in zip(*weights)],
+        tf.nest.pack_sequence_as(input_spec, leaves),
+        np.cumsum([0, *np.concatenate(self._sizes)]),
+        np.cumsum([0, *counts])[:-1],
+        np.asarray(counts, np.int64),
+    ]
 
 
 def _float_or_array(value: Any) -> Any:
