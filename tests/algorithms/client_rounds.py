@@ -2,6 +2,7 @@
 
 import functools
 
+import builders
 import numpy as np
 import numpy_reference as reference
 import tensorflow as tf
@@ -11,21 +12,13 @@ import toy_problem
 from tff_bn import algorithms
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
-BUILDERS = [name for name in algorithms.__all__ if name.startswith('build_')]
-_REQUIRED = {
-    'build_fed_bs': dict(epsilon=1.0),
-    'build_fedtan_ii': dict(sync_rounds=1),
-    'build_fixbn': dict(fixbn_rounds=1),
-}
+BUILDERS = builders.NAMES
 
 
 def build(builder_name, model, optimizer=None, **options):
   """Calls a builder, with values for the arguments that have no default."""
-  return getattr(algorithms, builder_name)(
-      model,
-      optimizer or tff.learning.optimizers.build_sgdm(0.1),
-      **{**_REQUIRED.get(builder_name, {}), **options},
-  )
+  optimizer = optimizer or tff.learning.optimizers.build_sgdm(0.1)
+  return builders.build(builder_name, model, optimizer, **options)
 
 
 def toy_model(builder_name=''):

@@ -4,6 +4,7 @@ import gc
 import weakref
 
 import array_data
+import builders
 import comparison
 import keras
 import numpy as np
@@ -19,17 +20,8 @@ from tff_bn.processes.stateful_process import StatefulLearningProcess
 from tff_bn.runtime import client_portions
 from tff_bn.runtime import portioning
 
-_BUILDERS = [
-    name
-    for name in algorithms.__all__
-    # Centralized training has one client.
-    if name.startswith('build_') and name != 'build_centralized'
-]
-_REQUIRED = {
-    'build_fed_bs': dict(epsilon=1.0),
-    'build_fedtan_ii': dict(sync_rounds=1),
-    'build_fixbn': dict(fixbn_rounds=1),
-}
+# Centralized training has one client.
+_BUILDERS = [name for name in builders.NAMES if name != 'build_centralized']
 # These begin with another computation than they end with.
 _PHASED = ('build_fedtan_ii', 'build_fixbn')
 _QUICK = ('build_fed_avg', 'build_scaffold', 'build_fedtan')
@@ -59,7 +51,7 @@ def _at_once(monkeypatch):
   From the second round on, all clients are computed at once that can be, and
   none is compiled.
   """
-  monkeypatch.setattr(portioning, '_MIN_CLIENTS_SEEN', 1)
+  monkeypatch.setattr(portioning, '_MIN_CLIENTS_SEEN', 0.1)
   monkeypatch.setattr(portioning, '_MAX_SECONDS', np.inf)
   found = _AtOnce()
   begin = client_portions.SeveralClients._begin
@@ -133,9 +125,7 @@ def _process(name, model, **options):
   if name == 'build_dsgd':
     options = dict(momentum=0.5)
   momentum = None if 'scaffold' in name else 0.9
-  return getattr(algorithms, name)(
-      model, _SGD(0.1, momentum), **_REQUIRED.get(name, {}), **options
-  )
+  return builders.build(name, model, _SGD(0.1, momentum), **options)
 
 
 def _clients(problem):
@@ -338,6 +328,20 @@ def test_datasets_of_arrays(fed_avg, at_once):
     rounds.next()
     rounds.next()
   assert sum(at_once.ordinary) == 4
+
+
+def test_each_exchange_takes_time_to_trace(at_once, monkeypatch):
+  problem = toy_problem.Toy('float32')
+  process = algorithms.build_fedtan(problem.model(), _SGD(0.1))
+  monkeypatch.setattr(portioning, '_MIN_CLIENTS_SEEN', 2)
+  clients = [array_data.client(problem, [4], seed) for seed in range(2)]
+  with _Portions(process, clients, max_concurrent_clients=1) as rounds:
+    # A client computes before, between and after three exchanges.
+    for _ in range(4):
+      rounds.next()
+    assert not at_once.ordinary
+    rounds.next()
+  assert at_once.ordinary == [2]
 
 
 def test_slow_clients_are_computed_one_by_one(fed_avg, at_once, monkeypatch):

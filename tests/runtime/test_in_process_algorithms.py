@@ -1,5 +1,6 @@
 """Tests that algorithms compute the same in process as in TFF's runtime."""
 
+import builders
 import comparison
 import keras
 import numpy as np
@@ -13,15 +14,6 @@ from tff_bn.processes.stateful_process import StatefulLearningProcess
 _SIZES = (20, 7, 13)
 _SGD = tff.learning.optimizers.build_sgdm
 _RTOL = {'float32': 1e-5, 'float64': 1e-12}
-
-# Every algorithm of the package.
-_BUILDERS = [name for name in algorithms.__all__ if name.startswith('build_')]
-# Arguments without defaults.
-_REQUIRED = {
-    'build_fed_bs': dict(epsilon=1.0),
-    'build_fedtan_ii': dict(sync_rounds=1),
-    'build_fixbn': dict(fixbn_rounds=1),
-}
 
 
 def _train(context, process, datasets, num_rounds):
@@ -77,7 +69,7 @@ _ON_IMAGES = (
     'name',
     [
         n if n in _QUICK else pytest.param(n, marks=pytest.mark.slow)
-        for n in _BUILDERS
+        for n in builders.NAMES
     ],
 )
 def test_algorithm_of_this_package(
@@ -86,16 +78,14 @@ def test_algorithm_of_this_package(
   problem = toy_images if name in _ON_IMAGES else toy
   # SCAFFOLD refuses momentum.
   momentum = None if name == 'build_scaffold' else 0.5
-  process = getattr(algorithms, name)(
-      problem.model_for(name), _SGD(0.1, momentum), **_REQUIRED.get(name, {})
-  )
+  process = builders.build(name, problem.model_for(name), _SGD(0.1, momentum))
   _compare(
       process,
       _datasets(problem, name),
       _RTOL[problem.dtype],
       (in_process_context, native_context),
       # Some have a second phase.
-      num_rounds=2 if name in (*_QUICK, *_REQUIRED) else 1,
+      num_rounds=2 if name in (*_QUICK, *builders.REQUIRED) else 1,
   )
 
 

@@ -19,8 +19,8 @@ from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import symbols
 
 # Computing a client by itself costs about 2 ms more than computing it among
-# others, and the function for several clients takes about a second to trace.
-# So it is built after this many clients,
+# others, and the functions for several clients take a part of a second to
+# trace. So they are built after this many clients for each pass,
 _MIN_CLIENTS_SEEN = 100
 # if half of them took less than this.
 _MAX_SECONDS = 0.03
@@ -88,10 +88,10 @@ class Portioning:
         for part, values in zip(parts, invocation.values[start:])
     ]
 
-  @property
-  def _is_worth_tracing(self) -> bool:
+  def _is_worth_tracing(self, plan: plan_lib.Plan) -> bool:
+    num_passes = sum(bool(part.clients.outputs) for part in plan.passes)
     return (
-        self._num_clients_seen >= _MIN_CLIENTS_SEEN
+        self._num_clients_seen >= _MIN_CLIENTS_SEEN * num_passes
         and self._seconds <= _MAX_SECONDS
     )
 
@@ -102,7 +102,7 @@ class Portioning:
     """
     plan = invocation.plan
     if not (
-        self._is_worth_tracing
+        self._is_worth_tracing(plan)
         or len(invocation.values) >= _MIN_COMPILED_CLIENTS
     ) or not bulk_plan.is_possible(plan):
       return []
@@ -137,7 +137,7 @@ class Portioning:
       while rest >= _COMPILED_CLIENTS:
         yield _COMPILED_CLIENTS, [compiled, ordinary]
         rest -= _COMPILED_CLIENTS
-    if not self._is_worth_tracing or (
+    if not self._is_worth_tracing(plan) or (
         ordinary.needs_equal_batches and not equal_size
     ):
       return
