@@ -9,6 +9,7 @@ import comparison
 import keras
 import numpy as np
 import pytest
+import small_models
 import tensorflow as tf
 import tensorflow_federated as tff
 import toy_problem
@@ -342,6 +343,29 @@ def test_each_exchange_takes_time_to_trace(at_once, monkeypatch):
     assert not at_once.ordinary
     rounds.next()
   assert at_once.ordinary == [2]
+
+
+def test_series_of_different_lengths(at_once):
+  """One array can't hold the series of two clients."""
+
+  def keras_model():
+    inputs = keras.Input((None, 2))
+    x = keras.layers.GlobalAveragePooling1D()(inputs)
+    return keras.Model(inputs, keras.layers.Dense(3)(x))
+
+  spec = tf.TensorSpec((None, None, 2)), tf.TensorSpec((None,), tf.int32)
+  model = small_models.classifier(keras_model, spec)
+  process = algorithms.build_fed_avg(model, _SGD(0.1))
+  series = [
+      tf.data.Dataset.from_tensor_slices(
+          (np.ones([4, length, 2], np.float32), np.zeros(4, np.int32))
+      ).batch(2)
+      for length in (3, 5)
+  ]
+  with _Portions(process, series) as rounds:
+    rounds.next()
+    rounds.next()
+  assert not at_once.ordinary
 
 
 def test_slow_clients_are_computed_one_by_one(fed_avg, at_once, monkeypatch):

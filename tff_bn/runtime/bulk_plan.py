@@ -104,10 +104,10 @@ def is_possible(plan: plan_lib.Plan) -> bool:
   """Returns whether a plan's clients can be computed several at once.
 
   The computations that read their datasets must have a form that takes arrays,
-  and no other value may be a dataset.
+  whose samples must have a known shape, and no other value may be a dataset.
   """
   inputs = {leaf for leaf in plan.client_inputs if _is_dataset(leaf)}
-  if not inputs:
+  if not inputs or not all(map(_has_sample_shape, inputs)):
     return False
   forms = _Forms(plan)
   for part in plan.passes:
@@ -172,6 +172,14 @@ def _padded(array: np.ndarray, length: int) -> np.ndarray:
 
 def _is_dataset(leaf: symbols.Leaf) -> bool:
   return isinstance(leaf.type, tff.SequenceType)
+
+
+def _has_sample_shape(leaf: symbols.Leaf) -> bool:
+  """Returns whether all samples of a dataset have the same known shape."""
+  return all(
+      t.shape is not None and len(t.shape) > 0 and None not in t.shape[1:]
+      for t in element_structure.leaf_types(leaf.type.element)
+  )
 
 
 def _operations(stage: plan_stage.Stage) -> list[symbols.Operation]:

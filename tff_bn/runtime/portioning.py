@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import itertools
 import math
 import statistics
-from typing import Any
+from typing import Any, Optional
 
 import tensorflow as tf
 
@@ -50,6 +50,7 @@ class Portioning:
     self._seconds = math.inf
     # By `is_compiled`.
     self._bulk_plans: dict[bool, bulk_plan.BulkPlan] = {}
+    self._is_possible: Optional[bool] = None
     # By the number of samples in a batch.
     self._flops: dict[int, float] = {}
 
@@ -104,7 +105,11 @@ class Portioning:
     if not (
         self._is_worth_tracing(plan)
         or len(invocation.values) >= _MIN_COMPILED_CLIENTS
-    ) or not bulk_plan.is_possible(plan):
+    ):
+      return []
+    if self._is_possible is None:
+      self._is_possible = bulk_plan.is_possible(plan)
+    if not self._is_possible:
       return []
     clients = []
     for values in invocation.values:
