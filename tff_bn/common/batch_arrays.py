@@ -7,7 +7,6 @@ import weakref
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 # By their names, since their module is private: datasets that yield what their
 # input yields,
@@ -102,6 +101,9 @@ def _tensors(dataset: Any) -> Optional[list[tf.Tensor]]:
 
 def leaf_order(spec: Any) -> list[int]:
   """Returns the positions of an element's leaves in a dataset's tensors."""
+  # Data can be loaded without TFF.
+  import tensorflow_federated as tff
+
   places = range(len(tf.nest.flatten(spec)))
   return tff.structure.flatten(
       tff.structure.from_container(

@@ -18,10 +18,10 @@ from tff_bn.runtime import execution
 from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import symbols
 
-# Computing a client by itself costs about 2 ms more than computing it among
-# others, and the functions for several clients take a part of a second to
+# Computing a client by itself costs 1 to 2 ms more than computing it among
+# others, and the functions for several clients take about half a second to
 # trace. So they are built after this many clients for each pass,
-_MIN_CLIENTS_SEEN = 100
+_MIN_CLIENTS_SEEN = 300
 # if half of them took less than this.
 _MAX_SECONDS = 0.03
 # The size of the data and values of the clients that are computed at once.
