@@ -44,35 +44,24 @@ import workload_data
 
 flags.adopt_module_key_flags(harness)
 
+_PFL_CIFAR10: dict[str, Any] = dict(
+    kind='cnn',
+    image_shape=(32, 32, 3),
+    num_classes=10,
+    num_clients=1000,
+    samples_per_client=50,
+    clients_per_round=50,
+    batch_size=10,
+    learning_rate=0.1,
+    test_samples=10_000,
+    test_every=10,
+    rounds=6,
+)
 # By name: the arguments of a `workload_data.Workload`.
 _WORKLOADS: dict[str, dict[str, Any]] = {
-    'pfl_cifar10': dict(
-        kind='cnn',
-        image_shape=(32, 32, 3),
-        num_classes=10,
-        num_clients=1000,
-        samples_per_client=50,
-        clients_per_round=50,
-        batch_size=10,
-        learning_rate=0.1,
-        test_samples=10_000,
-        test_every=10,
-        rounds=6,
-    ),
-    'pfl_cifar10_bn': dict(
-        kind='cnn_bn',
-        image_shape=(32, 32, 3),
-        num_classes=10,
-        num_clients=1000,
-        samples_per_client=50,
-        clients_per_round=50,
-        batch_size=10,
-        # With 0.1, training diverges.
-        learning_rate=0.01,
-        test_samples=10_000,
-        test_every=10,
-        rounds=6,
-    ),
+    'pfl_cifar10': _PFL_CIFAR10,
+    # With a learning rate of 0.1, training diverges.
+    'pfl_cifar10_bn': dict(_PFL_CIFAR10, kind='cnn_bn', learning_rate=0.01),
     'flute_lr': dict(
         kind='linear',
         image_shape=(28, 28, 1),

@@ -36,9 +36,9 @@ _ROUNDS = 3
 
 
 class _AtOnce:
-  """The numbers of clients that were computed at once, in the order of calls.
+  """How many clients each call computed at once.
 
-  `compiled` has those of them that XLA compiled.
+  `ordinary` has the calls without XLA, and `compiled` those with XLA.
   """
 
   def __init__(self):

@@ -19,7 +19,7 @@ def _proto(comp):
 
 
 def _import(comp):
-  return imported_graph.import_graph(_proto(comp))
+  return imported_graph.ImportedGraph(_proto(comp)).function()
 
 
 def test_tensors_are_depth_first():
@@ -38,7 +38,7 @@ def test_tensors_are_depth_first():
   assert len(names) == 4
   assert len(imported_graph.tensor_names(proto.result)) == 5
   dataset = tf.data.experimental.to_variant(tf.data.Dataset.range(3))
-  function = imported_graph.import_graph(proto)
+  function = imported_graph.ImportedGraph(proto).function()
   outputs = function(
       tf.constant(1), tf.constant(2.0), dataset, tf.constant(3.0)
   )
@@ -204,8 +204,8 @@ def test_graph_with_branches_can_be_imported_twice():
 
   comp = build()
   proto = _proto(comp)
-  here = imported_graph.import_graph(proto)
-  again = imported_graph.import_graph(proto)
+  here = imported_graph.ImportedGraph(proto).function()
+  again = imported_graph.ImportedGraph(proto).function()
 
   @tf.function
   def both(x):

@@ -112,6 +112,35 @@ def leaf_order(spec: Any) -> list[int]:
   )
 
 
+class Joined(NamedTuple):
+  """The batches of several clients, see `client_batches.ClientBatches`.
+
+  Attributes:
+    samples: The samples of all batches, depth first in a batch.
+    bounds: Where each batch begins, and where the last one ends.
+    firsts: The number of each client's first batch.
+    sizes: Each client's number of batches.
+  """
+
+  samples: list[np.ndarray]
+  bounds: np.ndarray
+  firsts: np.ndarray
+  sizes: np.ndarray
+
+
+def join(data: Sequence[BatchArrays]) -> Joined:
+  """Joins the batches of at least one client."""
+  loaded = [arrays.load() for arrays in data]
+  sizes = np.asarray([len(arrays.sizes) for arrays in data], np.int64)
+  batch_sizes = np.concatenate([arrays.sizes for arrays in data])
+  return Joined(
+      [np.concatenate(parts) for parts in zip(*loaded)],
+      np.concatenate([[0], np.cumsum(batch_sizes)]),
+      np.cumsum(sizes) - sizes,
+      sizes,
+  )
+
+
 def _first(arrays: BatchArrays, count: int) -> BatchArrays:
   """Returns the first batches."""
   sizes = arrays.sizes[:count]

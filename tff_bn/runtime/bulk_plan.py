@@ -147,21 +147,17 @@ def dataset_tensors(
   They are the samples, where the batches of all clients begin and end (not with
   `equal_sizes`), each client's first batch, and its number of batches.
   """
-  sizes = [len(arrays.sizes) for arrays in data]
-  places = [np.cumsum([0, *sizes])[:-1], sizes]
-  loaded = [arrays.load() for arrays in data]
-  samples = [np.concatenate(parts) for parts in zip(*loaded)]
-  if equal_sizes:
-    # XLA compiles a function for each number of batches.
-    length = 2 ** math.ceil(math.log2(sum(sizes)))
-    samples = [
-        _padded(part.reshape([sum(sizes), -1, *part.shape[1:]]), length)
-        for part in samples
-    ]
-  else:
-    batch_sizes = np.concatenate([arrays.sizes for arrays in data])
-    places.insert(0, np.cumsum([0, *batch_sizes]))
-  return [*samples, *(np.asarray(place, np.int64) for place in places)]
+  samples, bounds, firsts, sizes = batch_arrays.join(data)
+  if not equal_sizes:
+    return [*samples, bounds, firsts, sizes]
+  # XLA compiles a function for each number of batches.
+  total = int(sum(sizes))
+  length = 2 ** math.ceil(math.log2(total))
+  padded = [
+      _padded(part.reshape([total, -1, *part.shape[1:]]), length)
+      for part in samples
+  ]
+  return [*padded, firsts, sizes]
 
 
 def _padded(array: np.ndarray, length: int) -> np.ndarray:

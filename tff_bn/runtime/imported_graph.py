@@ -83,8 +83,8 @@ class Graph:
     self.key = key
 
   @functools.cached_property
-  def _imported(self) -> '_ImportedGraph':
-    return _ImportedGraph(self._proto)
+  def _imported(self) -> 'ImportedGraph':
+    return ImportedGraph(self._proto)
 
   @functools.cached_property
   def _function(self) -> tf.types.experimental.ConcreteFunction:
@@ -140,7 +140,7 @@ def tensor_names(binding: Any) -> list[str]:
   return []
 
 
-class _ImportedGraph:
+class ImportedGraph:
   """The graph of a computation, changed so that it can be imported."""
 
   def __init__(self, computation: Any):
@@ -232,22 +232,6 @@ class _ImportedGraph:
     if self._token and _node_name(self._token) in self._kept:
       feeds[self._token] = tf.constant('')
     return feeds
-
-
-def import_graph(
-    computation: Any,
-) -> tf.types.experimental.ConcreteFunction:
-  """Imports the graph of a TFF computation as a TensorFlow function.
-
-  Args:
-    computation: The `tensorflow` field of the computation's proto.
-
-  Returns:
-    A function from the parameter's tensors to the list of the result's tensors,
-    both depth first, where a dataset is its variant tensor. Each call creates
-    new variables and tables.
-  """
-  return _ImportedGraph(computation).function()
 
 
 def destroy_after(

@@ -301,7 +301,7 @@ class Evaluator:
   def _to_metrics(
       self, loss_sum: Any, count: Any, metrics: Mapping[str, Any]
   ) -> Metrics:
-    """Returns the result of `evaluate`, given that of `_evaluate_all`."""
+    """Turns the result of `_evaluate_all` into the result of `evaluate`."""
     num_examples = int(count)
     result: Metrics = collections.OrderedDict(
         loss=float(loss_sum) / num_examples if num_examples else float('nan')
@@ -403,8 +403,7 @@ class _Waiting:
     self.client_ids: list[str] = []
     self.num_bytes = 0
     self._weights: list[list[tf.Tensor]] = []
-    self._samples: list[Sequence[np.ndarray]] = []
-    self._sizes: list[np.ndarray] = []
+    self._data: list[batch_arrays.BatchArrays] = []
 
   def add(
       self,
@@ -421,27 +420,23 @@ class _Waiting:
     self.num_bytes += sum(array.nbytes for array in samples)
     self.client_ids.append(client_id)
     self._weights.append(weights)
-    self._samples.append(samples)
-    self._sizes.append(arrays.sizes)
+    self._data.append(arrays._replace(load=lambda: samples))
 
   def arguments(self, input_spec: Any) -> list[Any]:
     """Returns the arguments of `Evaluator._evaluate_stacked`."""
     weights = self._weights
     if all(w is weights[0] for w in weights):
       weights = weights[:1]
-    order = batch_arrays.leaf_order(input_spec)
+    samples, *places = batch_arrays.join(self._data)
     # In the order of `tf.nest.flatten`.
     leaves = [
-        np.concatenate([samples[place] for samples in self._samples])
-        for place in np.argsort(order)
+        samples[place]
+        for place in np.argsort(batch_arrays.leaf_order(input_spec))
     ]
-    counts = [len(sizes) for sizes in self._sizes]
     return [
         [tf.stack(values) for values in zip(*weights)],
         tf.nest.pack_sequence_as(input_spec, leaves),
-        np.cumsum([0, *np.concatenate(self._sizes)]),
-        np.cumsum([0, *counts])[:-1],
-        np.asarray(counts, np.int64),
+        *places,
     ]
 
 
