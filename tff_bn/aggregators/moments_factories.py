@@ -1,14 +1,15 @@
 """Aggregation of moments: naive, pooled, and corrected as in FBN."""
 
 import abc
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.aggregators import model_update
+from tff_bn.aggregators import moments_summary
 from tff_bn.catalog import value_types
 from tff_bn.layers.batch_moments import Moments
 
@@ -128,38 +129,38 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
   def _create_mean(
       self, value_type: tff.Type
   ) -> tff.templates.AggregationProcess:
-    def summarize(value):
-      return [_summary(layer, self._weight) for layer in value]
+    joined = moments_summary.joined_by_dtype(value_type)
 
     @tff.tensorflow.computation
     def zero():
-      return summarize(
-          [
-              Moments(*(tf.zeros(t.shape, t.dtype) for t in layer))
-              for layer in value_type
-          ]
-      )
+      return [layers.of_nobody() for layers in joined]
 
     summary_type = zero.type_signature.result
 
     @tff.tensorflow.computation(summary_type, summary_type)
-    def merge_layers(a, b):
-      return [_merge(x, y) for x, y in zip(a, b)]
+    def merge(a, b):
+      return [layers.merge(x, y) for layers, x, y in zip(joined, a, b)]
 
     # Clients send moments, not summaries, which are larger.
     @tff.tensorflow.computation(summary_type, value_type)
     def accumulate(total, value):
-      return [_merge(x, y) for x, y in zip(total, summarize(value))]
+      return [
+          layers.merge(x, layers.of_client(value, self._weight))
+          for layers, x in zip(joined, total)
+      ]
 
     @tff.tensorflow.computation(summary_type)
     def report(total):
+      summaries = {}
+      for layers, summary in zip(joined, total):
+        summaries.update(layers.by_layer(summary))
       return [
           Moments(
               s.count,
               s.mean,
-              self._variance(layer, s.count, s.within, s.between),
+              self._variance(place, s.count, s.within, s.between),
           )
-          for layer, s in enumerate(total)
+          for place, s in sorted(summaries.items())
       ]
 
     @tff.federated_computation
@@ -173,71 +174,11 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     def next_fn(state, value):
       return tff.templates.MeasuredProcessOutput(
           state,
-          tff.federated_aggregate(
-              value, zero(), accumulate, merge_layers, report
-          ),
+          tff.federated_aggregate(value, zero(), accumulate, merge, report),
           tff.federated_value((), tff.SERVER),
       )
 
     return tff.templates.AggregationProcess(initialize, next_fn)
-
-
-class _Summary(NamedTuple):
-  """Weighted moments of a set of clients.
-
-  Attributes:
-    weight: The sum of the weights.
-    count: The sum of the counts.
-    mean: The weighted mean of the means.
-    within: The weighted mean of the variances.
-    between: The weighted variance of the means.
-  """
-
-  weight: tf.Tensor
-  count: tf.Tensor
-  mean: tf.Tensor
-  within: tf.Tensor
-  between: tf.Tensor
-
-
-def _summary(
-    layer: Moments, weight: Callable[[tf.Tensor], tf.Tensor]
-) -> _Summary:
-  """Returns the summary of one client; zeros if its count is 0 or NaN."""
-  found = layer.count > 0
-  layer = Moments(*(tf.where(found, x, tf.zeros_like(x)) for x in layer))
-  return _Summary(
-      weight(layer.count),
-      *layer,
-      between=tf.zeros_like(layer.variance),
-  )
-
-
-def _merge(a: _Summary, b: _Summary) -> _Summary:
-  """Merges the summaries of disjoint sets of clients.
-
-  `tff_bn.layers.batch_moments.merge_moments` does the same, but adds the spread
-  within and between the sets.
-  """
-  weight = a.weight + b.weight
-  share = tf.math.divide_no_nan(b.weight, weight)
-  difference = b.mean - a.mean
-  return _Summary(
-      weight=weight,
-      count=a.count + b.count,
-      mean=tf.where(
-          tf.math.is_finite(difference),
-          a.mean + share * difference,
-          # The difference overflowed, but the mean does not.
-          (1 - share) * a.mean + share * b.mean,
-      ),
-      within=(1 - share) * a.within + share * b.within,
-      between=(1 - share) * a.between + share * b.between
-      # 0 if one of them has no weight, even if the square overflows.
-      + tf.math.multiply_no_nan(
-          tf.math.square(difference), share * (1 - share)
-      ),
-  )
 
 
 class NaiveMomentsFactory(MomentsFactory):

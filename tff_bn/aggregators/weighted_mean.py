@@ -1,6 +1,7 @@
 """The weighted mean of the clients' values, without intermediate overflow."""
 
 import collections
+import functools
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -96,10 +97,14 @@ def _combine(
   share = tf.math.divide_no_nan(b['weight'], weight)
   has_weight = b['weight'] > 0
 
+  # A deep model has hundreds of values, nearly always of one dtype.
+  @functools.cache
+  def shares(dtype):
+    return tf.cast(1 - share, dtype), tf.cast(share, dtype)
+
   def move(mean, value):
-    moved = tf.cast(1 - share, mean.dtype) * mean
-    moved += tf.cast(share, mean.dtype) * value
-    return tf.where(has_weight, moved, mean)
+    kept, added = shares(mean.dtype)
+    return tf.where(has_weight, kept * mean + added * value, mean)
 
   return collections.OrderedDict(
       weight=weight, mean=tf.nest.map_structure(move, a['mean'], b['mean'])

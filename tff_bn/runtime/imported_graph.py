@@ -240,12 +240,14 @@ def destroy_after(
   """Returns the outputs, after which variables, by handle, are destroyed."""
   if not variables:
     return list(outputs)
-  with tf.control_dependencies(outputs):
+  # A group in between, because an edge from every output to every variable
+  # takes seconds to compile for a deep model.
+  with tf.control_dependencies([tf.group(*outputs)]):
     destroyed = [
         tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
         for handle in variables
     ]
-  with tf.control_dependencies(destroyed):
+  with tf.control_dependencies([tf.group(*destroyed)]):
     return [tf.identity(output) for output in outputs]
 
 
