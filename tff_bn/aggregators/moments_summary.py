@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_bn.layers.batch_moments import Moments
 

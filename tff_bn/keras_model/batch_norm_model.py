@@ -13,6 +13,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.common import checks
+from tff_bn.common import garbage
 from tff_bn.keras_model import compiled
 from tff_bn.keras_model import constraints
 from tff_bn.keras_model import freezing
@@ -116,6 +117,7 @@ class BatchNormModel:
   ```
   """
 
+  @garbage.collected_later()
   def __init__(
       self,
       keras_model_fn: Callable[[], keras.Model],

@@ -19,6 +19,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tff_bn.common import garbage
+
 Variable = Union[keras.Variable, tf.Variable]
 
 # Gives the variables of each call names that are unique in a computation.
@@ -171,6 +173,7 @@ class StatelessFunction:
   the call.
   """
 
+  @garbage.collected_later()
   def __init__(
       self,
       fn: Callable[..., Any],

@@ -19,6 +19,7 @@ from tff_bn.clients.drift_correction import DriftCorrection
 from tff_bn.clients.local_training import LocalTrainingWork
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import checks
+from tff_bn.common import garbage
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import FEDAVG
@@ -169,6 +170,7 @@ def build_partitioned(
   return process
 
 
+@garbage.collected_later()
 def _build_process(
     model: BatchNormModel,
     partition: Partition,
