@@ -277,7 +277,7 @@ class TestPlans:
 
       monkeypatch.setattr(module, name, counting)
 
-    count(imported_graph.ImportedGraph, 'function', 'imported')
+    count(imported_graph.ImportedGraph, '__init__', 'imported')
     count(plan_stage.Stage, '_trace', 'traced')
     return counts
 

@@ -117,7 +117,7 @@ class BatchNormModel:
   ```
   """
 
-  @garbage.collected_later()
+  @garbage.collected_rarely()
   def __init__(
       self,
       keras_model_fn: Callable[[], keras.Model],

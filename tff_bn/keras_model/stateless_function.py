@@ -173,7 +173,7 @@ class StatelessFunction:
   the call.
   """
 
-  @garbage.collected_later()
+  @garbage.collected_rarely()
   def __init__(
       self,
       fn: Callable[..., Any],

@@ -170,7 +170,7 @@ def build_partitioned(
   return process
 
 
-@garbage.collected_later()
+@garbage.collected_rarely()
 def _build_process(
     model: BatchNormModel,
     partition: Partition,

@@ -1,11 +1,11 @@
-"""Imports the TensorFlow graphs of TFF computations as functions."""
+"""Imports the TensorFlow graphs of TFF computations."""
 
 from collections.abc import Callable, Iterator, Sequence
 import functools
 import hashlib
 import itertools
 import threading
-from typing import Any
+from typing import Any, Optional
 import weakref
 
 import tensorflow as tf
@@ -31,9 +31,9 @@ _import_numbers = itertools.count()
 
 
 class GraphCache:
-  """Weak references to imported graphs, by the hash of their content.
+  """Weak references to graphs, by the hash of their content.
 
-  Computations that contain the same TensorFlow graph share its function.
+  A TensorFlow graph that several computations contain is read once.
   """
 
   def __init__(self):
@@ -43,7 +43,7 @@ class GraphCache:
     )
 
   def of(self, computation: tff.Computation) -> 'Graph':
-    """Returns the function of a `tff.tensorflow.computation`."""
+    """Returns the graph of a `tff.tensorflow.computation`."""
     return self.get(
         tff.framework.ComputationBuildingBlock.from_proto(
             tff.framework.ConcreteComputation.get_proto(computation)
@@ -51,7 +51,7 @@ class GraphCache:
     )
 
   def get(self, computation: tff.framework.CompiledComputation) -> 'Graph':
-    """Returns the function of a TensorFlow computation.
+    """Returns the graph of a TensorFlow computation.
 
     Raises:
       NotImplementedError: If it is not a computation of TensorFlow.
@@ -72,7 +72,7 @@ class GraphCache:
 
 
 class Graph:
-  """The graph of a TensorFlow computation, imported on its first use.
+  """The graph of a TensorFlow computation, read on its first use.
 
   Attributes:
     key: The hash of its content.
@@ -86,13 +86,12 @@ class Graph:
   def _imported(self) -> 'ImportedGraph':
     return ImportedGraph(self._proto)
 
-  @functools.cached_property
-  def _function(self) -> tf.types.experimental.ConcreteFunction:
-    return self._imported.function()
+  def __call__(self, arguments: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Maps input to output tensors in the graph that is being built.
 
-  def __call__(self, arguments: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Maps input to output tensors; each call creates new variables."""
-    return self._function(*arguments)
+    The variables and tables are new in each run of the graph.
+    """
+    return self._imported.call(arguments)
 
   def new_variables(self) -> tuple[list[tf.Tensor], list[tf.Operation]]:
     """Creates variables for `call_with`.
@@ -150,7 +149,6 @@ class ImportedGraph:
     self._token = computation.session_token_tensor_name
     graph_def = tf.compat.v1.GraphDef()
     graph_def.ParseFromString(computation.graph_def.value)
-    self._specs = _parameter_specs(graph_def, self._parameters)
     _rename_functions(graph_def, f'__tff_bn_{next(_import_numbers)}')
     for node in _all_nodes(graph_def):
       _make_private(node)
@@ -177,12 +175,24 @@ class ImportedGraph:
   def call(
       self,
       arguments: Sequence[tf.Tensor],
-      variables: Sequence[tf.Tensor],
+      variables: Optional[Sequence[tf.Tensor]] = None,
   ) -> list[tf.Tensor]:
-    """Imports the graph, with the handles of given variables."""
+    """Imports the graph into the one that is being built.
+
+    Args:
+      arguments: The parameter's tensors, depth first, where a dataset is its
+        variant tensor.
+      variables: The handles of given variables. Default: each run of the graph
+        creates its variables, and destroys them after the results.
+
+    Returns:
+      The result's tensors, as `arguments`.
+    """
     feeds = self._feeds(arguments)
-    for node, variable in zip(self._variables(), variables, strict=True):
-      feeds[f'{node.name}:0'] = variable
+    handles = [f'{node.name}:0' for node in self._variables()]
+    if variables is not None:
+      feeds.update(zip(handles, variables, strict=True))
+      handles = []
     graph_def = tf.compat.v1.GraphDef()
     graph_def.CopyFrom(self._graph_def)
     replaced = set(map(_node_name, feeds))
@@ -191,37 +201,17 @@ class ImportedGraph:
     used = {f'{i}:0' for node in graph_def.node for i in node.input}
     # The tensors may be of a graph outside of a loop.
     capture = tf.compat.v1.get_default_graph().capture
-    return tf.graph_util.import_graph_def(
+    outputs = tf.graph_util.import_graph_def(
         graph_def,
         input_map={
             name: capture(tensor)
             for name, tensor in feeds.items()
             if name in used or name in self._results
         },
-        return_elements=self._results,
+        return_elements=self._results + handles,
     )
-
-  def function(self) -> tf.types.experimental.ConcreteFunction:
-    """Imports the graph as a function that creates its variables.
-
-    Returns:
-      A function from the parameter's tensors to the list of the result's
-      tensors, both depth first, where a dataset is its variant tensor. Each
-      call creates new variables and tables.
-    """
-    variables = [f'{node.name}:0' for node in self._variables()]
-
-    def call(*args):
-      outputs = tf.graph_util.import_graph_def(
-          self._graph_def,
-          input_map=self._feeds(args),
-          return_elements=self._results + variables,
-          name='',
-      )
-      results = outputs[: len(self._results)]
-      return destroy_after(outputs[len(self._results) :], results)
-
-    return tf.compat.v1.wrap_function(call, self._specs)
+    num_results = len(self._results)
+    return destroy_after(outputs[num_results:], outputs[:num_results])
 
   def _feeds(self, arguments: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
     feeds = {
@@ -284,20 +274,6 @@ def _all_nodes(graph_def: tf.compat.v1.GraphDef) -> Iterator[Any]:
   yield from graph_def.node
   for function in graph_def.library.function:
     yield from function.node_def
-
-
-def _parameter_specs(
-    graph_def: tf.compat.v1.GraphDef, names: Sequence[str]
-) -> list[tf.TensorSpec]:
-  nodes = {node.name: node for node in graph_def.node}
-  specs = []
-  for name in names:
-    attributes = nodes[_node_name(name)].attr
-    shape = None
-    if 'shape' in attributes:
-      shape = tf.TensorShape(attributes['shape'].shape)
-    specs.append(tf.TensorSpec(shape, tf.as_dtype(attributes['dtype'].type)))
-  return specs
 
 
 def _rename_functions(graph_def: tf.compat.v1.GraphDef, suffix: str) -> None:

@@ -24,7 +24,6 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.common import garbage
 from tff_bn.runtime import imported_graph
 from tff_bn.runtime import interpreter
 from tff_bn.runtime import plan_stage
@@ -92,7 +91,6 @@ class Plan:
     portioning: See `portioning.of`.
   """
 
-  @garbage.collected_later()
   def __init__(
       self,
       computation: tff.framework.ConcreteComputation,

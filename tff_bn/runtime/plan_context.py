@@ -14,6 +14,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
 import tensorflow_federated as tff
 
+from tff_bn.common import garbage
 from tff_bn.runtime import arguments
 from tff_bn.runtime import client_part
 from tff_bn.runtime import execution
@@ -62,15 +63,20 @@ class PlanContext(tff.framework.SyncContext, abc.ABC):
     argument = arguments.Argument([], None)
     if type_signature.parameter is not None:
       argument = arguments.flatten_argument(arg, type_signature.parameter)
-    plan = self.plan(comp)
-    server = {
-        leaf: client_part.to_tensor(value, self._server_device)
-        for leaf, value in zip(plan.server_inputs, argument.server, strict=True)
-    }
-    invocation = execution.Invocation(
-        comp, plan, argument.clients or [], server
-    )
     with contextlib.ExitStack() as stack:
+      if id(comp) not in self._plans:
+        # Its functions are traced.
+        stack.enter_context(garbage.collected_rarely())
+      plan = self.plan(comp)
+      server = {
+          leaf: client_part.to_tensor(value, self._server_device)
+          for leaf, value in zip(
+              plan.server_inputs, argument.server, strict=True
+          )
+      }
+      invocation = execution.Invocation(
+          comp, plan, argument.clients or [], server
+      )
       clients = None
       if invocation.values:
         clients = stack.enter_context(self.clients(invocation))

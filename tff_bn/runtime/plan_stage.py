@@ -7,7 +7,6 @@ from typing import Any, Optional
 
 import tensorflow as tf
 
-from tff_bn.common import garbage
 from tff_bn.runtime import symbols
 
 # TensorFlow's tracing is not thread-safe.
@@ -101,7 +100,6 @@ class Stage:
         config_proto=_WITHOUT_GRAPPLER,
     )
 
-  @garbage.collected_later()
   def _trace(self) -> Any:
     def compute(*tensors):
       # A function that is called as an operation must not return a tensor that
