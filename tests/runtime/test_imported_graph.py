@@ -260,3 +260,19 @@ def test_unused_operations_do_not_run():
     return x + 1
 
   assert float(_import(comp)(tf.constant(-1.0))[0]) == 0
+
+
+def test_number_of_edges_is_linear_in_the_number_of_variables():
+  """A deep model has hundreds of variables, and results as well."""
+  num_variables = 60
+
+  @tff.tensorflow.computation(_FLOAT)
+  def comp(x):
+    variables = [tf.Variable(x) for _ in range(num_variables)]
+    return [variable.read_value() for variable in variables]
+
+  function = _import(comp)
+  assert function(tf.constant(2.0))[0] == 2
+  nodes = function.graph.as_graph_def().node
+  assert sum(node.op == 'DestroyResourceOp' for node in nodes) == num_variables
+  assert sum(len(node.input) for node in nodes) < 15 * num_variables
