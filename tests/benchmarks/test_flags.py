@@ -13,6 +13,7 @@ _WRONG = {
     'aggregators': ('--clients=2', '--tff_clients=many', '--size=0'),
     'corrections': ('--rows=small_cnn', '--rows=', '--repeats=0'),
     'fedtan': ('--rows=small_cnn', '--first_rounds=5', '--repeats=0'),
+    'first_round': ('--models=vgg9', '--models=', '--repeats=0'),
     'many_clients': (
         *('--rows=', '--rows=100', '--rows=10x11x4', '--rows=10x0x4'),
         *('--rows=10x5x3', '--rows=axbxc'),
