@@ -324,9 +324,10 @@ class SavedModels:
     # Without own variables, the clients have the global model.
     if client_id is not None and _RECORDS in self.manifest['files']:
       name = _RECORDS
-      record = self._records[self._numbers[client_id]]
+      # Copied at once: each access to a field on the disk takes longer.
+      record = np.array(self._records[self._numbers[client_id]])
       values.update(
-          {field: np.array(record[field]) for field in record.dtype.names or ()}
+          {field: record[field] for field in record.dtype.names or ()}
       )
     found = {n: (v.shape, v.dtype) for n, v in values.items()}
     expected = {
