@@ -155,8 +155,20 @@ def test_evaluation_of_other_data(
   arguments = [f'--run={run}', f'--dataset=csv:{path}']
   before = csv_rows.contents(run)
   assert evaluate.run([*arguments, f'--output_dir={output}']) == 0
-  clients = [row['client'] for row in csv_rows.read(output / 'evaluation.csv')]
+  evaluated = csv_rows.read(output / 'evaluation.csv')
+  clients = [row['client'] for row in evaluated]
   assert sorted(clients) == sorted(['', *_CLIENTS])
+  pairs = csv_rows.read(output / 'evaluation_confusion.csv')
+  for row in evaluated:
+    counts = {True: 0, False: 0}
+    for pair in pairs:
+      if pair['client'] == row['client']:
+        counts[pair['true'] == pair['predicted']] += int(pair['count'])
+    total = sum(counts.values())
+    assert int(row['num_examples']) == total
+    assert (row['accuracy'] == row['loss'] == '') == (not total)
+    if total:
+      assert float(row['accuracy']) == pytest.approx(counts[True] / total)
   _check_files(run, output, 'evaluation_', later, _classes(run), clients[1:])
   assert not stale.exists()
   assert csv_rows.contents(run) == before
