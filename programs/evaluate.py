@@ -225,17 +225,22 @@ def evaluate(
     evaluation_file.check(path, model_evaluation.numbers(model))
   if reestimates_statistics and not balances_classes:
     adapted_clients.say_label_shift(saved, data)
-  details = detailed_evaluation.DetailedEvaluation(saved)
-  results = model_evaluation.evaluate_run(
-      saved,
-      model,
-      data,
-      reestimation_batch_size=(
-          settings.batch_size if reestimates_statistics else None
-      ),
-      visit=details.add,
-  )
   folder.mkdir(parents=True, exist_ok=True)
+  with detailed_evaluation.writing(
+      saved, folder, run_folder.EVALUATED
+  ) as details:
+    results = list(
+        model_evaluation.evaluate_models(
+            saved,
+            model,
+            data,
+            data.client_ids,
+            reestimation_batch_size=(
+                settings.batch_size if reestimates_statistics else None
+            ),
+            visit=details.add,
+        )
+    )
   subject = evaluation_file.Subject.of(
       settings,
       run,
@@ -243,7 +248,6 @@ def evaluate(
       reestimates_statistics=reestimates_statistics,
       balances_classes=balances_classes,
   )
-  detail_names = details.write(folder, run_folder.EVALUATED)
   num_others = evaluation_file.add(path, subject, results)
   if saved.manifest.get('kept_for') is not None:
     best = report.describe_validated(saved.manifest['kept_for'])
@@ -261,7 +265,7 @@ def evaluate(
   print(f'\nTable: {path}')
   if num_others:
     print(f'       (other evaluations in it: {num_others})')
-  for name in detail_names:
+  for name in details.names:
     print(f'       {folder / name}')
 
 

@@ -6,13 +6,13 @@ pairs of a true and a predicted class that occur; `calibration.csv` has a row
 for each model. See `tff_bn.training.detailed_reports` for the numbers.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import csv
 import dataclasses
 import math
 import pathlib
 import statistics
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, TextIO
 
 from tff_bn.catalog import columns
 from tff_bn.catalog import tasks
@@ -100,37 +100,50 @@ def _defined(number: float) -> _Number:
   return None if math.isnan(number) else number
 
 
-def to_csv(task: str, details: Sequence[Details]) -> dict[str, str]:
-  """Returns the texts of the files about some models, by the files' names."""
-  metrics = _metrics_file(task)
-  found = {
-      metrics.name: csv_files.to_csv(
-          (*_MODEL, metrics.column, *details[0].names),
-          (
-              (part.model, part.client, name, *numbers)
-              for part in details
-              for name, numbers in part.rows.items()
-          ),
+class Writer:
+  """Writes the files about some models, one model after another."""
+
+  def __init__(self, task: str, open_file: Callable[[str], TextIO]):
+    """Initializes the writer, and opens no file.
+
+    Args:
+      task: The models' task.
+      open_file: Opens the file with a name for writing. The one who opens a
+        file also closes it.
+    """
+    self._task = task
+    self._open_file = open_file
+    # By the files' names.
+    self._files: dict[str, csv_files.Writer] = {}
+
+  def add(self, details: Details) -> None:
+    """Writes the rows of a model."""
+    metrics = _metrics_file(self._task)
+    model = (details.model, details.client)
+    self._write(
+        metrics.name,
+        (*_MODEL, metrics.column, *details.names),
+        ((*model, name, *numbers) for name, numbers in details.rows.items()),
+    )
+    if self._task not in (tasks.REGRESSION, tasks.MULTILABEL):
+      self._write(
+          run_folder.CONFUSION,
+          _CONFUSION,
+          ((*model, *pair, count) for pair, count in details.confusion.items()),
       )
-  }
-  if task not in (tasks.REGRESSION, tasks.MULTILABEL):
-    found[run_folder.CONFUSION] = csv_files.to_csv(
-        _CONFUSION,
-        (
-            (part.model, part.client, *pair, count)
-            for part in details
-            for pair, count in part.confusion.items()
-        ),
-    )
-  if details[0].num_examples is not None:
-    found[run_folder.CALIBRATION] = csv_files.to_csv(
-        _CALIBRATION,
-        (
-            (part.model, part.client, part.num_examples, part.calibration_error)
-            for part in details
-        ),
-    )
-  return found
+    if details.num_examples is not None:
+      self._write(
+          run_folder.CALIBRATION,
+          _CALIBRATION,
+          [(*model, details.num_examples, details.calibration_error)],
+      )
+
+  def _write(
+      self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]
+  ) -> None:
+    if name not in self._files:
+      self._files[name] = csv_files.Writer(self._open_file(name), header)
+    self._files[name].add(rows)
 
 
 class _MetricsFile(NamedTuple):
@@ -154,7 +167,7 @@ def _metrics_file(task: str) -> _MetricsFile:
 def read(
     folder: pathlib.Path, task: str, *, only_global: bool = False
 ) -> list[Details]:
-  """Reads what `to_csv` returned from the folder of a run.
+  """Reads what a `Writer` wrote into the folder of a run.
 
   Args:
     folder: The run's folder. If it lacks the files, there are no details.

@@ -23,6 +23,7 @@ from tff_bn.common import files
 from tff_bn.imports import versions
 from tff_bn.programs.results import charts
 from tff_bn.programs.results import curve_points
+from tff_bn.programs.results import detailed_tables
 from tff_bn.programs.results import page_details
 from tff_bn.programs.results import report
 from tff_bn.programs.results import tables
@@ -59,6 +60,8 @@ _FACTS = {
     'seed': 'Seed',
     'seeds': 'Seeds',
 }
+# More lines can't be told apart, and would make the page slow.
+_MAX_LINES = 40
 _VERSIONS = ('tff_bn', 'tensorflow-federated', 'tensorflow', 'keras', 'python')
 # Files of a run, with their names in links.
 _FILES = {
@@ -110,9 +113,10 @@ def write(folder: pathlib.Path, page: Page) -> None:
   """Writes `report.html` into the folder of a run or a comparison."""
   results = report.results(page.runs, page.num_averaged)
   run_cells, run_links = _runs(folder, page, results)
-  axes = _axes(page)
   shown = report.columns_of(page.runs)
   kind = report.main_kind(shown)
+  whole, page = page, _with_best_lines(page, results, shown[0])
+  axes = _axes(page)
   clients = _clients(page, kind)
   text = (
       _environment()
@@ -122,8 +126,9 @@ def write(folder: pathlib.Path, page: Page) -> None:
           facts=_facts(page),
           cells=report.table_cells(results, page.varied),
           num_labels=len(page.varied),
-          notes=report.notes(results, page.num_averaged, page.runs),
-          over_rounds=f'{report.over_rounds(page.num_averaged, page.runs)}.',
+          notes=report.notes(results, page.num_averaged, whole.runs),
+          over_rounds=f'{report.over_rounds(page.num_averaged, whole.runs)}.',
+          hidden_lines=_hidden_lines(whole, page, shown[0]),
           over_one_round=report.over_rounds(1, page.runs),
           band=_sentence(curve_points.band_note(page.runs)),
           num_seeds=len({run.seed for run in page.runs}),
@@ -160,6 +165,56 @@ def write(folder: pathlib.Path, page: Page) -> None:
   files.replace(folder / run_folder.REPORT, text)
 
 
+def _with_best_lines(
+    page: Page, results: pd.DataFrame, column: columns.Column
+) -> Page:
+  """Returns the page with the runs of the lines that its charts show.
+
+  Of more than `_MAX_LINES` lines, they are those with the best mean of a column
+  over the seeds, or the first ones if it is unknown which value is better.
+  """
+  means = report.means(results, page.varied, [column.name])[column.name]
+  if len(means) <= _MAX_LINES:
+    return page
+  if column.kind.higher_is_better is not None:
+    means = means.sort_values(
+        ascending=not column.kind.higher_is_better,
+        kind='stable',
+        na_position='last',
+    )
+  best = set(means.index[:_MAX_LINES])
+  chosen = [
+      (run, folder)
+      for run, folder in zip(page.runs, page.folders, strict=True)
+      if _key(run, page.varied) in best
+  ]
+  runs, folders = zip(*chosen)
+  return dataclasses.replace(page, runs=runs, folders=folders)
+
+
+def _key(run: report.Run, varied: Sequence[str]) -> Any:
+  """Returns the index of a run in `report.means`."""
+  labels = tuple(run.labels[name] for name in varied)
+  return labels if len(labels) > 1 else labels[0]
+
+
+def _hidden_lines(whole: Page, page: Page, column: columns.Column) -> str:
+  """Says which lines the charts show; empty if they show all."""
+  num_lines, num_shown = (
+      len({run.name for run in part.runs}) for part in (whole, page)
+  )
+  if num_shown == num_lines:
+    return ''
+  which = 'first lines'
+  if column.kind.higher_is_better is not None:
+    which = f'lines with the best “{column.title}”'
+  return (
+      f'There are {num_lines} lines. The charts, and the tables of clients and'
+      f' of each {detailed_tables.noun(page.data.task)}, show the {num_shown}'
+      f' {which}. The tables “Results” and “Runs” have all lines.'
+  )
+
+
 def _axes(page: Page) -> list[charts.Axis]:
   """Returns the horizontal axes among which the reader chooses."""
   has_costs = {
@@ -181,16 +236,10 @@ def _data(
   `kind` is the kind of the main metric, which `clients` has.
   """
   groups = curve_points.by_name(page.runs)
-  seconds = {
-      name: seconds_per_round(
-          [
-              folder
-              for run, folder in zip(page.runs, page.folders)
-              if run.name == name
-          ]
-      )
-      for name in groups
-  }
+  folders: dict[str, list[pathlib.Path]] = {name: [] for name in groups}
+  for run, folder in zip(page.runs, page.folders, strict=True):
+    folders[run.name].append(folder)
+  seconds = {name: seconds_per_round(found) for name, found in folders.items()}
   styles = charts.styles(groups)
   drawn: dict[str, Any] = {
       column.name: dict(

@@ -56,7 +56,7 @@ class Run:
   loss: str = ''
   keep_best: Optional[str] = None
 
-  @property
+  @functools.cached_property
   def metrics(self) -> list[str]:
     """The metrics in its rows, the main one first."""
     prefixes = (measures.TEST, measures.CLIENT_TEST, measures.TRAIN)
@@ -76,7 +76,7 @@ class Run:
       return None
     return best_round.BestRound(self.keep_best).find(self.rows)
 
-  @property
+  @functools.cached_property
   def name(self) -> str:
     """The name of the run in legends, which is the same for all seeds."""
     return describe(self.labels)

@@ -1,7 +1,9 @@
 """Evaluates the models that a run has saved."""
 
-from collections.abc import Callable, Iterable, Sequence
+import collections
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
+import functools
 from typing import Any, Optional
 
 import numpy as np
@@ -151,43 +153,54 @@ def evaluate_weights(
     client_id: str,
 ) -> report.Evaluation:
   """Evaluates weights on a dataset; `kind` and `client_id` describe them."""
-  found = evaluation.numbers(evaluator.evaluate(weights, dataset))
-  num_examples = found['num_examples']
-  names = (*evaluator.metric_names, columns.LOSS.name)
-  return report.Evaluation(
-      kind,
-      client_id,
-      num_examples,
-      {name: found[name] if num_examples else None for name in names},
-  )
+  return _described(evaluator.evaluate(weights, dataset), kind, client_id)
 
 
-def evaluate_run(
+def _described(
+    metrics: evaluation.Metrics, kind: str, client_id: str
+) -> report.Evaluation:
+  """Returns the result of an evaluation, see `report.Evaluation`."""
+  found = evaluation.numbers(metrics)
+  num_examples = found.pop('num_examples')
+  # The loss is the last.
+  found.move_to_end(columns.LOSS.name)
+  if not num_examples:
+    found = collections.OrderedDict.fromkeys(found)
+  return report.Evaluation(kind, client_id, num_examples, dict(found))
+
+
+def evaluate_models(
     saved: saved_models.SavedModels,
     model: BatchNormModel,
     data: tff_bn_data.FederatedData,
+    client_ids: Sequence[str],
     *,
-    reestimation_batch_size: Optional[int],
-    visit: Visitor = lambda model, client, batches: None,
-) -> list[report.Evaluation]:
+    reestimation_batch_size: Optional[int] = None,
+    visit: Visitor,
+) -> Iterator[report.Evaluation]:
   """Evaluates the global model, and the model that each client uses.
+
+  However many clients there are, only the weights and outputs of some of them
+  are in memory at a time.
 
   Args:
     saved: The run's models.
     model: The model with which the run was trained.
     data: The data.
+    client_ids: The clients.
     reestimation_batch_size: If given, BN statistics are computed again from
       training data, in batches of this size: for the whole test set from the
       data of all clients, for a client's test data from the client's data.
-    visit: Called for each evaluated model, in the order of the results.
+    visit: Called for each evaluated model before its result is yielded.
 
-  Returns:
+  Yields:
     First the global model on the whole test set, then each client's model on
     the client's own test data. A client without an own model uses the global
     model.
   """
   evaluator = evaluation.Evaluator(model)
   saved_global = saved.weights(model)
+  own = set(saved.client_ids)
 
   def reestimated(
       weights: ModelWeights, client_ids: Sequence[str]
@@ -207,32 +220,28 @@ def evaluate_run(
         ),
     )
 
-  def evaluate(
-      kind: str, client_id: str, weights: ModelWeights, dataset: tf.data.Dataset
-  ) -> report.Evaluation:
-    visit(kind, client_id, evaluator.outputs(weights, dataset))
-    return evaluate_weights(evaluator, weights, dataset, kind, client_id)
+  def client_weights() -> Iterator[tuple[str, ModelWeights]]:
+    for number in progress.counting(len(client_ids), 'Evaluated client'):
+      client_id = client_ids[number]
+      is_own = client_id in own
+      weights = saved.weights(model, client_id) if is_own else saved_global
+      yield client_id, reestimated(weights, [client_id])
 
-  results = [
-      evaluate(
-          'global',
-          '',
+  def kind(client_id: str) -> str:
+    return 'own' if client_id in own else 'global'
+
+  yield _described(
+      evaluator.evaluate_and_read(
           reestimated(saved_global, data.client_ids),
           data.test_dataset(_BATCH_SIZE),
-      )
-  ]
-  own = set(saved.client_ids)
-  num_clients = len(data.client_ids)
-  for number in progress.counting(num_clients, 'Evaluated client'):
-    client_id = data.client_ids[number]
-    has_own = client_id in own
-    weights = saved.weights(model, client_id) if has_own else saved_global
-    results.append(
-        evaluate(
-            'own' if has_own else 'global',
-            client_id,
-            reestimated(weights, [client_id]),
-            data.client_test_dataset(client_id, _BATCH_SIZE),
-        )
-    )
-  return results
+          functools.partial(visit, 'global', ''),
+      ),
+      'global',
+      '',
+  )
+  for client_id, metrics in evaluator.evaluate_each(
+      client_weights(),
+      lambda client_id: data.lazy_client_test_dataset(client_id, _BATCH_SIZE),
+      lambda client_id, batches: visit(kind(client_id), client_id, batches),
+  ):
+    yield _described(metrics, kind(client_id), client_id)

@@ -209,6 +209,15 @@ class TestTestDatasets:
       np.testing.assert_array_equal(
           np.concatenate(positions(batches, scale)), data.test_indices[client]
       )
+      lazy = data.lazy_client_test_dataset(client, 5)
+      assert lazy.element_spec == data.element_spec
+      for pair in zip(lazy.build(), batches, strict=True):
+        for part in zip(*pair, strict=True):
+          np.testing.assert_array_equal(*part)
+      parts = list(zip(*batches.as_numpy_iterator()))
+      for found, part in zip(lazy.arrays.load(), parts, strict=True):
+        np.testing.assert_array_equal(found, np.concatenate(part))
+      assert lazy.arrays.sizes.tolist() == [len(y) for y in parts[1]]
 
   def test_client_without_test_data_gets_an_empty_dataset(self):
     data = split(parts_lib.numbered(num_test=4), num_clients=20)
@@ -222,6 +231,10 @@ class TestTestDatasets:
     data = split()
     with pytest.raises(ValueError, match="no client 'nobody'"):
       data.client_test_dataset('nobody', 5)
+    with pytest.raises(ValueError, match="no client 'nobody'"):
+      data.lazy_client_test_dataset('nobody', 5)
+    with pytest.raises(ValueError, match='batch_size=0'):
+      data.lazy_client_test_dataset(data.client_ids[0], 0)
     with pytest.raises(ValueError, match='batch_size=0'):
       data.test_dataset(0)
 

@@ -1,5 +1,6 @@
 """Tests for evaluation, re-estimation and merging of models."""
 
+import functools
 from unittest import mock
 
 import keras
@@ -9,6 +10,7 @@ import small_models
 import tensorflow as tf
 
 import tff_bn
+from tff_bn.common import batch_arrays
 from tff_bn.common import cores
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import Role
@@ -119,30 +121,64 @@ class TestEvaluator:
     np.testing.assert_allclose(result['accuracy'], accuracy, rtol=1e-6)
     assert result['num_examples'] == 11
 
-  def test_labels_and_outputs_of_each_batch(self, model, evaluator):
-    x, y = _examples(11)
-    for seed in (0, 1):
+  @pytest.mark.parametrize('num_concurrent', [1, 2])
+  def test_labels_and_outputs_of_each_batch(
+      self, model, num_concurrent, monkeypatch
+  ):
+    monkeypatch.setattr(cores, 'num_concurrent', lambda: num_concurrent)
+    evaluator = evaluation.Evaluator(model)
+    for seed, size in ((0, 11), (1, 35), (2, 11)):
+      x, y = _examples(size, seed)
+      data = _batches((x, y), 4)
       weights = _random_weights(model, seed)
-      parts = list(evaluator.outputs(weights, _batches((x, y), 4)))
-      assert [len(labels) for labels, _ in parts] == [4, 4, 3]
+      parts = []
+      result = evaluator.evaluate_and_read(weights, data, parts.extend)
+      sizes = [4] * (size // 4) + [3]
+      assert [len(labels) for labels, _ in parts] == sizes
       found_y, outputs = map(np.concatenate, zip(*parts))
       np.testing.assert_array_equal(found_y, y)
       expected = _dense_predictions(weights, x)
       np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-4)
-      result = evaluator.evaluate(weights, _batches((x, y), 4))
-      assert result['accuracy'] == pytest.approx(
-          (outputs.argmax(1) == y).mean()
-      )
-    assert not list(evaluator.outputs(weights, _batches((x[:0], y[:0]), 4)))
+      assert result == evaluator.evaluate(weights, data)
+      # Who reads nothing gets the same numbers.
+      unread = evaluator.evaluate_and_read(weights, data, lambda batches: None)
+      assert unread == result
+    parts = []
+    empty = _batches(_examples(0), 4)
+    result = evaluator.evaluate_and_read(weights, empty, parts.extend)
+    assert not parts and result['num_examples'] == 0
+
+  def test_outputs_are_computed_when_they_are_read(self, model, evaluator):
+    read = []
+
+    def data():
+      for number in range(50):
+        read.append(number)
+        yield _examples(4, number)
+
+    dataset = tf.data.Dataset.from_generator(
+        data, output_signature=model.input_spec
+    )
+
+    def check(batches):
+      next(iter(batches))
+      assert len(read) < 10  # A dataset reads some batches ahead.
+
+    evaluator.evaluate_and_read(model.initial_weights, dataset, check)
+    assert len(read) == 50
 
   def test_batches_of_another_type(self, model, evaluator):
     x, y = _examples(4)
-    with pytest.raises(
-        TypeError, match=r'^dataset: y has the dtype int64, .*tf\.cast\(y, tf'
+    arguments = _random_weights(model, 0), _batches((x, y.astype(np.int64)), 2)
+    for evaluate in (
+        evaluator.evaluate,
+        functools.partial(evaluator.evaluate_and_read, read=list),
     ):
-      evaluator.evaluate(
-          _random_weights(model, 0), _batches((x, y.astype(np.int64)), 2)
-      )
+      with pytest.raises(
+          TypeError,
+          match=r'^dataset: y has the dtype int64, .*tf\.cast\(y, tf',
+      ):
+        evaluate(*arguments)
 
   def test_evaluations_do_not_influence_each_other(self, model, evaluator):
     data = _batches(_examples(20), 8)
@@ -306,10 +342,12 @@ class TestEvaluator:
     monkeypatch.setattr(evaluation, '_MIN_EVALUATED', len(data))
     calls = []
     several = evaluator._evaluate_several
-    evaluator._evaluate_several = lambda *arguments: (
-        calls.append((len(arguments[0][0]), len(arguments[-1])))
-        or several(*arguments)
-    )
+
+    def count(*arguments):
+      calls.append((len(arguments[0][0]), len(arguments[-1])))
+      return several(*arguments)
+
+    evaluator._evaluate_several = count
     found = evaluator.evaluate_each_client(weights, data.get)
     if are_shared:
       assert calls == [(1, 3), (1, 1), (1, 1)]
@@ -321,11 +359,186 @@ class TestEvaluator:
       for key, value in result.items():
         assert type(found[name][key]) is type(value)
         np.testing.assert_array_equal(found[name][key], value)
+    # The outputs are those of the same forward pass.
+    visited = {}
+    evaluator._evaluate_several = None
+    results = evaluator.evaluate_each(
+        weights.items(),
+        data.get,
+        lambda name, batches: visited.update({name: list(batches)}),
+    )
+    for name, result in results:
+      assert list(visited)[-1] == name
+      assert str(result) == str(expected[name])
+    assert list(visited) == list(data)
+    for number, (name, batches) in enumerate(visited.items()):
+      x, y = _examples(sizes[number], number)
+      parts = []
+      evaluator.evaluate_and_read(weights[name], data[name], parts.extend)
+      if not parts:
+        assert not sum(len(labels) for labels, _ in batches)
+        continue
+      labels, outputs = map(np.concatenate, zip(*batches))
+      np.testing.assert_array_equal(labels, y)
+      np.testing.assert_array_equal(
+          outputs, np.concatenate([outputs for _, outputs in parts])
+      )
+      np.testing.assert_allclose(
+          outputs,
+          _dense_predictions(weights[name], x),
+          rtol=1e-4,
+          atol=1e-4,
+      )
     # What one call evaluates is bounded.
+    evaluator._evaluate_several = count
     monkeypatch.setattr(evaluation, '_MAX_BYTES', 1)
     calls.clear()
     evaluator.evaluate_each_client(weights, data.get)
     assert [number for _, number in calls] == [1] * 5
+
+  def test_what_few_clients_need_is_in_memory(self, model, monkeypatch):
+    """Weights are read, and datasets built, when they are needed."""
+    monkeypatch.setattr(evaluation, '_MIN_EVALUATED', 2)
+    monkeypatch.setattr(evaluation, '_MAX_BYTES', 500)
+    evaluator = evaluation.Evaluator(model)
+    sizes = dict(zip('abcdefgh', (4, 5, 6, 40, 7, 4, 3, 2)))
+    data = {
+        name: _batches(_examples(size, size), 4) for name, size in sizes.items()
+    }
+    read, built = [], []
+
+    def weights():
+      for seed, name in enumerate(data):
+        read.append(name)
+        yield name, _random_weights(model, seed)
+
+    def lazy(name):
+      return batch_arrays.LazyDataset(
+          model.input_spec,
+          batch_arrays.of_dataset(data[name]),
+          lambda: built.append(name) or data[name],
+      )
+
+    waiting = []
+    for number, (name, result) in enumerate(
+        evaluator.evaluate_each(weights(), lazy), start=1
+    ):
+      assert result['num_examples'] == sizes[name]
+      waiting.append(len(read) - number)
+      expected = evaluator.evaluate(
+          _random_weights(model, number - 1), data[name]
+      )
+      assert result == expected
+    assert built == ['a', 'b', 'd']
+    # The weights and the data of a client are about 350 bytes.
+    assert 0 < max(waiting) <= 2
+
+  def test_outputs_count_among_what_is_in_memory(self, monkeypatch):
+    model = _build_sequential(lambda: [keras.layers.Dense(_CLASSES)])
+    evaluator = evaluation.Evaluator(model)
+    monkeypatch.setattr(evaluation, '_MIN_EVALUATED', 0)
+    weights = model.initial_weights
+    num_bytes = sum(np.asarray(v).nbytes for v in weights.trainable)
+    # 16 bytes for a sample with its label, and 16 bytes of outputs.
+    monkeypatch.setattr(evaluation, '_MAX_BYTES', num_bytes + 4 * 32 - 1)
+    pending = 0
+
+    def data(name):
+      nonlocal pending
+      pending += 1
+      return _batches(_examples(2), 4)
+
+    for visit, most in ((None, 5), (lambda name, batches: None, 3)):
+      pending, found = 0, []
+      for _ in evaluator.evaluate_each(
+          [(name, weights) for name in 'abcdefgh'], data, visit
+      ):
+        found.append(pending)
+        pending -= 1
+      assert found[0] == most
+
+  @pytest.mark.parametrize('are_series', [False, True])
+  def test_outputs_of_several_heads(self, are_series, monkeypatch):
+    """Masked outputs, a dictionary of them, and series of several lengths."""
+    steps = None if are_series else 3
+
+    def keras_model_fn():
+      x = keras.Input([steps, 2])
+      masked = keras.layers.Masking()(x)
+      each_step = keras.layers.Dense(2, name='steps')(masked)
+      last = keras.layers.SimpleRNN(3, name='last')(masked)
+      return keras.Model(x, {'steps': each_step, 'last': last})
+
+    spec = (
+        tf.TensorSpec((None, steps, 2), tf.float32),
+        {
+            'last': tf.TensorSpec((None, 3), tf.float32),
+            'steps': tf.TensorSpec((None, steps, 2), tf.float32),
+        },
+    )
+    model = tff_bn.BatchNormModel(
+        keras_model_fn,
+        spec,
+        loss_fn=lambda: {
+            'last': keras.losses.MeanSquaredError(),
+            'steps': keras.losses.MeanSquaredError(),
+        },
+    )
+    rng = np.random.default_rng(0)
+
+    def draw(number):
+      length = number + 2 if are_series else 3
+      sizes = dict(x=[number, length, 2], last=[number, 3])
+      x, last = (rng.normal(size=s).astype(np.float32) for s in sizes.values())
+      x[:, 1] = 0.0  # A masked step.
+      return x, {'last': last, 'steps': x + 1}
+
+    examples = {str(number): draw(number) for number in range(1, 6)}
+    data = {}
+    for name, example in examples.items():
+      dataset = _batches(example, 2)
+      data[name] = batch_arrays.LazyDataset(
+          spec,
+          batch_arrays.of_dataset(dataset),
+          functools.partial(_with_spec, dataset, spec),
+      )
+    evaluator = evaluation.Evaluator(model)
+    weights = model.initial_weights
+    every = [(name, weights) for name in data]
+    expected = dict(evaluator.evaluate_each(every, data.get))
+    monkeypatch.setattr(evaluation, '_MIN_EVALUATED', 2)
+    visited = {}
+    found = evaluator.evaluate_each(
+        every,
+        data.get,
+        lambda name, batches: visited.update({name: list(batches)}),
+    )
+    assert dict(found) == expected
+    keras_model = model.to_keras(weights)
+    for name, (x, y) in examples.items():
+      labels = [labels for labels, _ in visited[name]]
+      outputs = [outputs for _, outputs in visited[name]]
+      number = int(name)
+      is_one_by_one = are_series or number <= 2
+      assert len(labels) == (-(-number // 2) if is_one_by_one else 1)
+      predicted = keras_model(x)
+      for key in y:
+        np.testing.assert_array_equal(
+            np.concatenate([part[key] for part in labels]), y[key]
+        )
+        np.testing.assert_allclose(
+            np.concatenate([part[key] for part in outputs]),
+            predicted[key],
+            rtol=1e-5,
+            atol=1e-6,
+        )
+
+
+def _with_spec(dataset, spec):
+  """Returns a dataset with a wider type."""
+  return tf.data.experimental.from_variant(
+      tf.data.experimental.to_variant(dataset), spec
+  )
 
 
 def _weights_by_name(model, weights):

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import shutil
+from unittest import mock
 
 import keras
 import numpy as np
@@ -276,6 +277,31 @@ def test_a_model_without_use_leaves_nothing(model, tmp_path, monkeypatch):
     _train(model, tmp_path)
   assert not (tmp_path / 'model').exists()
   assert not list(tmp_path.glob('.*'))
+
+
+def test_models_of_the_best_round_need_no_second_keras_model(model, tmp_path):
+  """Building one takes as long as saving it."""
+  first, best = (
+      model.to_model_weights(
+          [np.full(v.shape, number, v.dtype.name) for v in model.variables]
+      )
+      for number in (1, 2)
+  )
+  folder = tmp_path / 'model'
+  with (
+      mock.patch.object(model, 'to_keras', wraps=model.to_keras) as build,
+      saved_models.writing(folder, model, first, 0, {}) as writer,
+  ):
+    writer.add_global(first)
+    with saved_models.writing(
+        writer.best_folder, model, best, 0, {}, like=writer
+    ) as best_writer:
+      best_writer.add_global(best)
+  assert build.call_count == 1
+  for path, expected in ((folder, first), (folder / 'best', best)):
+    loaded = keras.models.load_model(path / 'model.keras', compile=False)
+    _assert_same(model.from_keras(loaded), expected)
+    _assert_same(saved_models.SavedModels(path).weights(model), expected)
 
 
 def test_export(model, tmp_path, monkeypatch):

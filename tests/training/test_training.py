@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 import types
 import zipfile
 
@@ -808,6 +809,45 @@ class TestDamagedCheckpoints:
     with pytest.raises(manifests.DamagedError, match='round_7'):
       folder.read(7)
 
+  def test_no_changed_byte_is_overlooked(self, tmp_path):
+    folder = checkpoint_files.CheckpointFolder(tmp_path)
+    arrays = [np.arange(3.0), np.array(True), np.zeros([0, 2], np.float32)]
+    folder.write(4, arrays, {'answer': 42})
+    path = tmp_path / 'round_4/state.npz'
+    content = path.read_bytes()
+    num_damaged = 0
+    for place in range(len(content)):
+      for change in (0x01, 0x80):
+        data = bytearray(content)
+        data[place] ^= change
+        path.write_bytes(data)
+        try:
+          found, _ = folder.read(4)
+        except manifests.DamagedError:
+          num_damaged += 1
+        else:  # Such as the time at which the archive was made.
+          for a, b in zip(found, arrays, strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
+    assert num_damaged > len(content) / 2
+
+  def test_large_arrays_are_in_memory_once(self, tmp_path):
+    folder = checkpoint_files.CheckpointFolder(tmp_path)
+    arrays = [np.full(2**22, number, np.float64) for number in range(4)]
+    num_bytes = sum(array.nbytes for array in arrays)
+    tracemalloc.start()
+    try:
+      folder.write(0, arrays, {})
+      _, most_in_writing = tracemalloc.get_traced_memory()
+      tracemalloc.reset_peak()
+      found, _ = folder.read(0)
+      _, most_in_reading = tracemalloc.get_traced_memory()
+    finally:
+      tracemalloc.stop()
+    assert most_in_writing < 0.5 * num_bytes
+    assert num_bytes <= most_in_reading < 1.4 * num_bytes
+    np.testing.assert_array_equal(found, arrays)
+
   @pytest.mark.parametrize('file', ['state.npz', 'manifest.json'])
   def test_previous_checkpoint_is_used(
       self, model, run, finished, caplog, file
@@ -841,8 +881,16 @@ class TestDamagedCheckpoints:
         raise OSError(errno.EIO, 'Input/output error', str(path))
       return read_bytes(path)
 
+    open_member = zipfile.ZipFile.open
+
+    def fail_in_archive(archive, member, mode='r', **options):
+      if mode == 'r' and name in archive.filename:
+        raise OSError(errno.EIO, 'Input/output error')
+      return open_member(archive, member, mode, **options)
+
     with monkeypatch.context() as context:
       context.setattr(pathlib.Path, 'read_bytes', fail)
+      context.setattr(zipfile.ZipFile, 'open', fail_in_archive)
       with pytest.raises(OSError, match=f'Input/output error: .*{name}'):
         _train(model, run, stateful=True)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import functools
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 import weakref
 
 import numpy as np
@@ -28,6 +28,25 @@ class BatchArrays(NamedTuple):
   load: Callable[[], Sequence[np.ndarray]]
 
 
+class LazyDataset(NamedTuple):
+  """A dataset whose batches are at hand as arrays.
+
+  A `tf.data.Dataset` takes longer to make than a small model to evaluate, so it
+  is built only for those who need it.
+
+  Attributes:
+    element_spec: The type of a batch.
+    arrays: The batches.
+    build: Returns the dataset.
+  """
+
+  element_spec: Any
+  arrays: BatchArrays
+  build: Callable[[], tf.data.Dataset]
+
+
+Source = Union[tf.data.Dataset, LazyDataset]
+
 _remembered: weakref.WeakKeyDictionary[tf.data.Dataset, BatchArrays] = (
     weakref.WeakKeyDictionary()
 )
@@ -38,13 +57,15 @@ def remember(dataset: tf.data.Dataset, arrays: BatchArrays) -> None:
   _remembered[dataset] = arrays
 
 
-def of_dataset(dataset: tf.data.Dataset) -> Optional[BatchArrays]:
+def of_dataset(dataset: Source) -> Optional[BatchArrays]:
   """Returns the batches of a dataset, or `None` if only reading tells.
 
   They are known of `Dataset.from_tensor_slices(...).batch(...)`, of datasets
   whose elements are batches in tensors, and of datasets that were remembered;
   also after `take`, `prefetch` and `with_options`.
   """
+  if isinstance(dataset, LazyDataset):
+    return dataset.arrays
   if dataset in _remembered:
     return _remembered[dataset]
   try:

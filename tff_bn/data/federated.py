@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_bn.catalog import value_types
+from tff_bn.common import batch_arrays
 from tff_bn.common import checks
 from tff_bn.common import seeding
 from tff_bn.common import spelling
@@ -442,6 +443,26 @@ class FederatedData:
     """
     self.client_number(client_id)
     return self._in_order('test', self.test_indices[client_id], batch_size)
+
+  def lazy_client_test_dataset(
+      self, client_id: str, batch_size: int
+  ) -> batch_arrays.LazyDataset:
+    """Returns `client_test_dataset`, built only if it is needed.
+
+    `tff_bn.training.evaluation.Evaluator` needs it for large clients only.
+    """
+    self.client_number(client_id)
+    value_types.POSITIVE_INTEGER.check('batch_size', batch_size)
+    found = batches.Batches([self.test_indices[client_id]], batch_size)
+    arrays = found.to_arrays(
+        self.dataset.x_test, self.dataset.y_test, self.dataset.scaling
+    )
+    assert arrays is not None  # Test data is not augmented.
+    return batch_arrays.LazyDataset(
+        self.element_spec,
+        arrays,
+        functools.partial(self.client_test_dataset, client_id, batch_size),
+    )
 
   def client_validation_dataset(
       self, client_id: str, batch_size: int

@@ -10,8 +10,8 @@ The folder appears when it is complete.
 """
 
 from collections.abc import Mapping, Sequence
+import errno
 import hashlib
-import io
 import os
 import pathlib
 import re
@@ -127,14 +127,16 @@ class CheckpointFolder:
     manifest = self.read_manifest(round_num)
     path = self._path(round_num) / _STATE
     try:
-      data = path.read_bytes()
+      # Not as bytes first: a large model would be in memory twice.
+      with files.naming(path), np.load(path, allow_pickle=False) as npz:
+        arrays = [npz[f'array_{i}'] for i in range(len(npz.files))]
     except FileNotFoundError as error:
       raise manifests.DamagedError(f'{path} is missing.') from error
-    try:
-      with np.load(io.BytesIO(data), allow_pickle=False) as npz:
-        arrays = [npz[f'array_{i}'] for i in range(len(npz.files))]
     # The class of the error depends on the damage.
     except Exception as error:
+      # With a wrong position in the file, seeking is an invalid argument.
+      if isinstance(error, OSError) and error.errno != errno.EINVAL:
+        raise
       raise manifests.DamagedError(f'{path} is damaged.') from error
     if arrays_checksum(arrays) != manifest['arrays']:
       raise manifests.DamagedError(f'{path} was changed.')

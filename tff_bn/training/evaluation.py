@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import functools
+import operator
 from typing import Any, Optional
 
 import keras
@@ -30,6 +31,8 @@ from tff_bn.layers.hybrid_batch_normalization import HybridBatchNormalization
 
 # `loss`, the metrics by name, and `num_examples`.
 Metrics = collections.OrderedDict[str, Any]
+# Called with a client's id, and the labels and the outputs of each batch.
+Visitor = Callable[[str, Iterable[tuple[Any, Any]]], None]
 
 # With fewer batches, starting the threads takes longer than they save.
 _MIN_CONCURRENT_BATCHES = 8
@@ -38,7 +41,7 @@ _MIN_CONCURRENT_BATCHES = 8
 # by one.
 _MIN_EVALUATED = 100
 # The size of the weights and the data of one call.
-_MAX_BYTES = 2**26
+_MAX_BYTES = 2**24
 
 
 def _num_concurrent() -> int:
@@ -72,11 +75,6 @@ class Evaluator:
     # The outputs of the model when it was traced.
     self._structure: Any = None
     self._predict = tf.function(self._predictions, autograph=False)
-    self._predict_batch = tf.function(
-        self._predictions,
-        autograph=False,
-        input_signature=[model.input_spec[0]],
-    )
     self._num_concurrent = _num_concurrent()
     self._evaluate, self._evaluate_concurrently = (
         tf.function(
@@ -96,42 +94,77 @@ class Evaluator:
       num_concurrent: int,
   ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
     """Returns the sum of the losses, the number of examples and the metrics."""
+    self._begin(values)
+    is_predicted = num_concurrent > 1
+    if is_predicted:
+      dataset = self._predicted(dataset, num_concurrent)
+
+    def add(sums, element):
+      loss, size, _ = self._add_batch(element, is_predicted=is_predicted)
+      return sums[0] + loss, sums[1] + size
+
+    sums = client_batches.fold(dataset, _no_examples(), add)
+    return *sums, self._results()
+
+  def _begin(self, values: Sequence[tf.Tensor]) -> None:
+    """Gives the Keras model its weights, and starts the metrics afresh."""
     for variable, value in zip(self._keras_model.weights, values):
       variable.assign(value)
     for metric in self._metrics.values():
       metric.reset_state()
-    if num_concurrent > 1:
-      assert not isinstance(dataset, client_batches.ClientBatches)
-      # The outputs as a tuple, because datasets convert lists to tensors.
-      dataset = dataset.map(
-          lambda x, *others: (self._predict(x), *others),
-          num_parallel_calls=num_concurrent,
-          deterministic=True,
-      )
 
-    def add(sums, element):
-      loss_sum, num_examples = sums
-      batch = Batch(*element)
-      predictions = batch.x if num_concurrent > 1 else self._predict(batch.x)
-      loss = self._update(batch, self._outputs(predictions))
-      # The last batch may be smaller, so batches are weighted by their size.
-      size = batch_lib.num_examples(element)
-      loss_sum += tf.cast(loss, tf.float64) * tf.cast(size, tf.float64)
-      return loss_sum, num_examples + size
-
-    loss_sum, num_examples = client_batches.fold(
-        dataset, (tf.zeros([], tf.float64), tf.zeros([], tf.int64)), add
+  def _predicted(
+      self, dataset: tf.data.Dataset, num_concurrent: int
+  ) -> tf.data.Dataset:
+    """Puts predictions in the place of samples, several batches at a time."""
+    # The outputs as a tuple, because datasets convert lists to tensors.
+    return dataset.map(
+        lambda x, *others: (self._predict(x), *others),
+        num_parallel_calls=num_concurrent,
+        deterministic=True,
     )
+
+  def _add_batch(
+      self, element: Any, *, is_predicted: bool
+  ) -> tuple[tf.Tensor, tf.Tensor, Sequence[tf.Tensor]]:
+    """Adds a batch to the metrics.
+
+    Args:
+      element: The batch.
+      is_predicted: Whether it has predictions in the place of samples.
+
+    Returns:
+      The loss times the number of examples, this number, and the predictions.
+    """
+    batch = Batch(*element)
+    predictions = batch.x if is_predicted else self._predict(batch.x)
+    loss = self._update(batch, self._outputs(predictions))
+    # The last batch may be smaller, so batches are weighted by their size.
+    size = batch_lib.num_examples(element)
+    loss_sum = tf.cast(loss, tf.float64) * tf.cast(size, tf.float64)
+    return loss_sum, size, predictions
+
+  def _results(self) -> dict[str, tf.Tensor]:
+    """Returns the metrics of all batches."""
     results: dict[str, tf.Tensor] = {}
     for name, metric in self._metrics.items():
       # A function, because some metrics have conditions in Python.
       result = tf.function(metric.result)()
       results.update(model_metrics.named_results(name, result))
-    return loss_sum, num_examples, results
+    return results
 
   @functools.cached_property
   def _evaluate_several(self) -> Any:
     """Evaluates several models, each with its own data, in one call."""
+    return self._several(keeps_outputs=False)
+
+  @functools.cached_property
+  def _evaluate_several_and_keep_outputs(self) -> Any:
+    """Does the same, and returns the models' outputs too."""
+    return self._several(keeps_outputs=True)
+
+  def _several(self, *, keeps_outputs: bool) -> Any:
+    """Returns the function `_evaluate_stacked`."""
     values = [
         tf.TensorSpec([None, *v.shape], v.dtype)
         for v in self._keras_model.weights
@@ -139,7 +172,7 @@ class Evaluator:
     spec = client_batches.ClientBatches.spec(self._model.input_spec, False)
     vector = tf.TensorSpec([None], tf.int64)
     return tf.function(
-        self._evaluate_stacked,
+        functools.partial(self._evaluate_stacked, keeps_outputs=keeps_outputs),
         input_signature=[values, spec.samples, spec.bounds, vector, vector],
     )
 
@@ -150,8 +183,10 @@ class Evaluator:
       bounds: tf.Tensor,
       firsts: tf.Tensor,
       sizes: tf.Tensor,
-  ) -> list[tf.Tensor]:
-    """Returns the results of `_evaluate_all`, flat and stacked.
+      *,
+      keeps_outputs: bool,
+  ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Evaluates models.
 
     Args:
       values: The models' weights, stacked. A single model is for all data.
@@ -159,6 +194,11 @@ class Evaluator:
       bounds: See `ClientBatches`.
       firsts: The number of each model's first batch.
       sizes: Each model's number of batches.
+      keeps_outputs: Whether to return the outputs.
+
+    Returns:
+      The results of `_evaluate_all`, flat and stacked, and the outputs for all
+      samples, flat.
     """
     count = tf.size(firsts)
     num_models = tf.shape(values[0])[0]
@@ -166,32 +206,101 @@ class Evaluator:
         tf.TensorArray(dtype, count, element_shape=shape)
         for dtype, shape in self._result_specs
     ]
+    kept = [
+        tf.TensorArray(
+            spec.dtype,
+            tf.size(bounds) - 1,
+            element_shape=spec.shape,
+            infer_shape=False,
+        )
+        for spec in (self._output_specs if keeps_outputs else ())
+    ]
 
-    def evaluate(number, results):
-      found = self._evaluate_all(
-          [tf.gather(v, tf.minimum(number, num_models - 1)) for v in values],
-          client_batches.ClientBatches.of_client(
-              samples, bounds, firsts[number], sizes[number]
-          ),
-          num_concurrent=1,
+    def evaluate(number, results, kept):
+      self._begin(
+          [tf.gather(v, tf.minimum(number, num_models - 1)) for v in values]
       )
-      return number + 1, [
-          array.write(number, result)
-          for array, result in zip(results, tf.nest.flatten(found), strict=True)
-      ]
 
-    _, results = tf.while_loop(
-        lambda number, _: number < count,
+      def add(state, element):
+        loss_sum, num_examples, place, kept = state
+        loss, size, outputs = self._add_batch(element, is_predicted=False)
+        kept = [array.write(place, o) for array, o in zip(kept, outputs)]
+        return loss_sum + loss, num_examples + size, place + 1, kept
+
+      data = client_batches.ClientBatches.of_client(
+          samples, bounds, firsts[number], sizes[number]
+      )
+      place = tf.cast(firsts[number], tf.int32)
+      *sums, _, kept = client_batches.fold(
+          data, (*_no_examples(), place, kept), add
+      )
+      found = tf.nest.flatten((*sums, self._results()))
+      results = [
+          array.write(number, result)
+          for array, result in zip(results, found, strict=True)
+      ]
+      return number + 1, results, kept
+
+    _, results, kept = tf.while_loop(
+        lambda number, *_: number < count,
         evaluate,
-        (0, results),
+        (0, results, kept),
         parallel_iterations=1,
     )
-    return [array.stack() for array in results]
+    return [r.stack() for r in results], [outputs.concat() for outputs in kept]
 
   @functools.cached_property
   def _result_specs(self) -> list[tuple[tf.DType, tf.TensorShape]]:
     outputs = self._evaluate.get_concrete_function().structured_outputs
     return [(o.dtype, o.shape) for o in tf.nest.flatten(outputs)]
+
+  @functools.cached_property
+  def _prediction_specs(self) -> tuple[tf.TensorSpec, ...]:
+    """The types of what `_predict` returns for a batch."""
+    traced = self._predict.get_concrete_function(self._model.input_spec[0])
+    return tuple(
+        tf.TensorSpec(o.shape, o.dtype) for o in traced.structured_outputs
+    )
+
+  @property
+  def _output_specs(self) -> tuple[tf.TensorSpec, ...]:
+    """The types of the model's outputs for a batch, without masks."""
+    specs = self._prediction_specs
+    return specs[: len(tf.nest.flatten(self._structure))]
+
+  @functools.cached_property
+  def _begin_with(self) -> Any:
+    """The function `_begin`."""
+    return tf.function(
+        self._begin,
+        autograph=False,
+        input_signature=[
+            [tf.TensorSpec(v.shape, v.dtype) for v in self._keras_model.weights]
+        ],
+    )
+
+  @functools.cached_property
+  def _add_samples(self) -> Any:
+    """The function `_add_batch` for a batch of samples."""
+    return tf.function(
+        functools.partial(self._add_batch, is_predicted=False),
+        autograph=False,
+        input_signature=[self._model.input_spec],
+    )
+
+  @functools.cached_property
+  def _add_predictions(self) -> Any:
+    """The function `_add_batch` for a batch of `_predicted`."""
+    return tf.function(
+        functools.partial(self._add_batch, is_predicted=True),
+        autograph=False,
+        input_signature=[(self._prediction_specs, *self._model.input_spec[1:])],
+    )
+
+  @functools.cached_property
+  def _read_results(self) -> Any:
+    """The function `_results`."""
+    return tf.function(self._results, autograph=False)
 
   def _predictions(self, x: Any) -> tuple[tf.Tensor, ...]:
     """Returns the model's outputs, then their masks, see `_outputs`."""
@@ -252,49 +361,85 @@ class Evaluator:
     """
     return self._evaluate_tensors(self._tensors(weights), dataset)
 
-  def outputs(
-      self, weights: ModelWeights, dataset: tf.data.Dataset
-  ) -> Iterator[tuple[Any, Any]]:
-    """Yields the labels of each batch, and the model's outputs for it.
-
-    Read all of them before the next call of a method.
+  def evaluate_and_read(
+      self,
+      weights: ModelWeights,
+      dataset: tf.data.Dataset,
+      read: Callable[[Iterable[tuple[Any, Any]]], None],
+  ) -> Metrics:
+    """Evaluates weights on a dataset, and shows the model's outputs.
 
     Args:
       weights: The weights.
-      dataset: Batches of the type of the model's input_spec.
+      dataset: See `evaluate`.
+      read: Called with the labels of each batch, and the model's outputs for
+        it in inference mode, as NumPy arrays. They are computed when they are
+        read, one batch after another.
 
-    Yields:
-      The labels, and the outputs in inference mode, as NumPy arrays.
+    Returns:
+      The result of `evaluate`, from the same outputs.
     """
-    for variable, value in zip(
-        self._keras_model.weights, self._tensors(weights)
-    ):
-      variable.assign(value)
-    for element in dataset:
-      batch = Batch(*element)
-      outputs = self._outputs(self._predict_batch(batch.x))
-      yield tf.nest.map_structure(lambda t: t.numpy(), (batch.y, outputs))
+    return self._read_tensors(self._tensors(weights), dataset, read)
+
+  def _read_tensors(
+      self,
+      tensors: list[tf.Tensor],
+      dataset: tf.data.Dataset,
+      read: Callable[[Iterable[tuple[Any, Any]]], None],
+  ) -> Metrics:
+    self._check(dataset)
+    add = self._add_samples
+    if self._is_concurrent(dataset):
+      add = self._add_predictions
+      dataset = self._predicted(dataset, self._num_concurrent)
+    self._begin_with(tensors)
+    loss_sum, num_examples = 0.0, 0
+
+    def batches():
+      nonlocal loss_sum, num_examples
+      for element in dataset:
+        loss, size, predictions = add(element)
+        loss_sum += float(loss)
+        num_examples += int(size)
+        yield tf.nest.map_structure(
+            lambda t: t.numpy(),
+            (Batch(*element).y, self._outputs(predictions)),
+        )
+
+    unread = batches()
+    read(unread)
+    for _ in unread:  # All batches count, even if nobody wants their outputs.
+      pass
+    return self._to_metrics(loss_sum, num_examples, self._read_results())
+
+  def _values(self, weights: ModelWeights) -> list[np.ndarray]:
+    return [np.asarray(v) for v in self._model.from_model_weights(weights)]
 
   def _tensors(self, weights: ModelWeights) -> list[tf.Tensor]:
-    return [
-        tf.convert_to_tensor(np.asarray(v))
-        for v in self._model.from_model_weights(weights)
-    ]
+    return [tf.convert_to_tensor(value) for value in self._values(weights)]
 
-  def _evaluate_tensors(
-      self, tensors: list[tf.Tensor], dataset: tf.data.Dataset
-  ) -> Metrics:
+  def _check(self, dataset: tf.data.Dataset) -> None:
+    """Raises a `TypeError` if batches have another type than the model's."""
     if dataset.element_spec != self._model.input_spec:
       element_types.check_elements(
           'dataset',
           dataset.element_spec,
           tff.to_type(tff.types.tensorflow_to_type(self._model.input_spec)),
       )
+
+  def _is_concurrent(self, dataset: tf.data.Dataset) -> bool:
+    """Whether several batches are computed at a time."""
     # Otherwise the same function would be traced twice.
-    is_concurrent = (
+    return (
         self._num_concurrent > 1
         and dataset.cardinality().numpy() >= _MIN_CONCURRENT_BATCHES
     )
+
+  def _evaluate_tensors(
+      self, tensors: list[tf.Tensor], dataset: tf.data.Dataset
+  ) -> Metrics:
+    self._check(dataset)
+    is_concurrent = self._is_concurrent(dataset)
     evaluate = self._evaluate_concurrently if is_concurrent else self._evaluate
     return self._to_metrics(*evaluate(tensors, dataset))
 
@@ -342,28 +487,66 @@ class Evaluator:
     Returns:
       The result of `evaluate` for each client.
     """
-    results: dict[str, Metrics] = {}
+    return dict(self.evaluate_each(weights.items(), dataset_fn))
+
+  def evaluate_each(
+      self,
+      weights: Iterable[tuple[str, ModelWeights]],
+      dataset_fn: Callable[[str], batch_arrays.Source],
+      visit: Optional[Visitor] = None,
+  ) -> Iterator[tuple[str, Metrics]]:
+    """Evaluates the weights of clients, however many there are.
+
+    Args:
+      weights: The id and the weights of each client. If they are made when they
+        are read, only those of one call are in memory at a time.
+      dataset_fn: Returns the data on which a client's weights are evaluated.
+      visit: Called for each client before its result is yielded, with the
+        outputs of the same forward pass, see `evaluate_and_read`.
+
+    Yields:
+      The id of each client and the result of `evaluate`, in the same order.
+    """
     waiting = _Waiting()
-    previous = None
-    for client_id, client_weights in weights.items():
+    previous: Any = None
+    tensors: Optional[list[tf.Tensor]] = None
+    for client_id, client_weights in weights:
       # Clients may share their weights, whose conversion takes longer than
       # evaluating a small model.
       if client_weights is not previous:
-        tensors, previous = self._tensors(client_weights), client_weights
+        previous, tensors = client_weights, None
+        values = self._values(client_weights)
       dataset = dataset_fn(client_id)
-      arrays = self._small_arrays(dataset)
+      arrays = self._small_arrays(dataset, visit is not None)
       if arrays is None or waiting.num_bytes > _MAX_BYTES:
-        results.update(self._evaluate_waiting(waiting))
+        yield from self._evaluate_waiting(waiting, visit)
         waiting = _Waiting()
-      if arrays is None:
-        results[client_id] = self._evaluate_tensors(tensors, dataset)
+      if arrays is not None:
+        waiting.add(client_id, values, arrays)
+        if visit is not None:
+          waiting.num_bytes += int(arrays.sizes.sum()) * self._output_bytes
+        continue
+      if isinstance(dataset, batch_arrays.LazyDataset):
+        dataset = dataset.build()
+      if tensors is None:
+        tensors = [tf.convert_to_tensor(value) for value in values]
+      if visit is None:
+        yield client_id, self._evaluate_tensors(tensors, dataset)
       else:
-        waiting.add(client_id, tensors, arrays)
-    results.update(self._evaluate_waiting(waiting))
-    return results
+        read = functools.partial(visit, client_id)
+        yield client_id, self._read_tensors(tensors, dataset, read)
+    yield from self._evaluate_waiting(waiting, visit)
+
+  @functools.cached_property
+  def _output_bytes(self) -> int:
+    """The size of the model's outputs for an example."""
+    return sum(
+        spec.shape[1:].num_elements() * spec.dtype.size
+        for spec in self._output_specs
+    )
 
   def _small_arrays(
-      self, dataset: tf.data.Dataset
+      self, dataset: batch_arrays.Source, keeps_outputs: bool
   ) -> Optional[batch_arrays.BatchArrays]:
     """Returns a dataset's batches if it is evaluated together with others."""
     self._num_evaluated += 1
@@ -371,24 +554,43 @@ class Evaluator:
       return None
     if dataset.element_spec != self._model.input_spec:
       return None
+    # Outputs of several sizes, such as of series, do not fit into one array.
+    if keeps_outputs and not all(
+        spec.shape[1:].is_fully_defined() for spec in self._output_specs
+    ):
+      return None
     arrays = batch_arrays.of_dataset(dataset)
     if arrays is None or len(arrays.sizes) >= _MIN_CONCURRENT_BATCHES:
       return None
     return arrays
 
-  def _evaluate_waiting(self, waiting: '_Waiting') -> dict[str, Metrics]:
-    """Evaluates models in one call; returns their results by client id."""
+  def _evaluate_waiting(
+      self, waiting: '_Waiting', visit: Optional[Visitor]
+  ) -> Iterator[tuple[str, Metrics]]:
+    """Evaluates models in one call; yields their results by client id."""
     if not waiting.client_ids:
-      return {}
-    flat = self._evaluate_several(*waiting.arguments(self._model.input_spec))
+      return
+    call = (
+        self._evaluate_several
+        if visit is None
+        else self._evaluate_several_and_keep_outputs
+    )
+    arguments = waiting.arguments(self._model.input_spec)
+    flat, kept = tf.nest.map_structure(lambda t: t.numpy(), call(*arguments))
     structure = self._evaluate.get_concrete_function().structured_outputs
-    arrays = [result.numpy() for result in flat]
-    return {
-        client_id: self._to_metrics(
-            *tf.nest.pack_sequence_as(structure, [a[n] for a in arrays])
+    _, samples, bounds, firsts, sizes = arguments
+    labels = Batch(*samples).y
+    for n, client_id in enumerate(waiting.client_ids):
+      if visit is not None:
+        rows = slice(bounds[firsts[n]], bounds[firsts[n] + sizes[n]])
+        outputs = tf.nest.pack_sequence_as(
+            self._structure, [array[rows] for array in kept]
         )
-        for n, client_id in enumerate(waiting.client_ids)
-    }
+        own = tf.nest.map_structure(operator.itemgetter(rows), labels)
+        visit(client_id, [(own, outputs)])
+      yield client_id, self._to_metrics(
+          *tf.nest.pack_sequence_as(structure, [a[n] for a in flat])
+      )
 
 
 class _Waiting:
@@ -402,21 +604,19 @@ class _Waiting:
   def __init__(self) -> None:
     self.client_ids: list[str] = []
     self.num_bytes = 0
-    self._weights: list[list[tf.Tensor]] = []
+    self._weights: list[list[np.ndarray]] = []
     self._data: list[batch_arrays.BatchArrays] = []
 
   def add(
       self,
       client_id: str,
-      weights: list[tf.Tensor],
+      weights: list[np.ndarray],
       arrays: batch_arrays.BatchArrays,
   ) -> None:
     """Adds a client's model and data."""
     samples = arrays.load()
     if not self._weights or weights is not self._weights[-1]:
-      self.num_bytes += sum(
-          w.shape.num_elements() * w.dtype.size for w in weights
-      )
+      self.num_bytes += sum(w.nbytes for w in weights)
     self.num_bytes += sum(array.nbytes for array in samples)
     self.client_ids.append(client_id)
     self._weights.append(weights)
@@ -434,10 +634,15 @@ class _Waiting:
         for place in np.argsort(batch_arrays.leaf_order(input_spec))
     ]
     return [
-        [tf.stack(values) for values in zip(*weights)],
+        [np.stack(values) for values in zip(*weights)],
         tf.nest.pack_sequence_as(input_spec, leaves),
         *places,
     ]
+
+
+def _no_examples() -> tuple[tf.Tensor, tf.Tensor]:
+  """Returns the sum of the losses and the number of examples of no batch."""
+  return tf.zeros([], tf.float64), tf.zeros([], tf.int64)
 
 
 def _float_or_array(value: Any) -> Any:

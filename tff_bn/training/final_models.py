@@ -122,6 +122,7 @@ class FinalModels:
         manifest,
         saves_keras_clients=self._config.save_client_models != 'none',
         preparation=saved_inputs.preparation(manifest),
+        like=inside,
     )
 
 

@@ -75,6 +75,7 @@ def writing(
     *,
     saves_keras_clients: bool = False,
     preparation: Optional[raw_inputs.Preparation] = None,
+    like: Optional['Writer'] = None,
 ) -> Iterator['Writer']:
   """Writes the models of a run and replaces the folder.
 
@@ -87,6 +88,8 @@ def writing(
     description: Further entries of the manifest, as JSON can express them.
     saves_keras_clients: Whether to save Keras models of the clients too.
     preparation: What the Keras files do to samples. Default: nothing.
+    like: A writer with the same model and preparation, whose Keras model is
+      used again.
 
   Yields:
     The writer. The folder appears at the end of the `with` block, if there is
@@ -105,6 +108,7 @@ def writing(
           saves_keras_clients,
           preparation,
           records,
+          like,
       )
       yield writer
     if not path.stat().st_size:  # No client has own variables.
@@ -138,6 +142,7 @@ class Writer:
       saves_keras_clients: bool,
       preparation: Optional[raw_inputs.Preparation],
       records: BinaryIO,
+      like: Optional['Writer'],
   ):
     self._folder = folder
     self._model = model
@@ -146,6 +151,7 @@ class Writer:
     self._saves_keras_clients = saves_keras_clients
     self._preparation = preparation
     self._records = records
+    self._like = like
     self.client_ids: list[str] = []
     self.stems: dict[str, str] = {}
     # The own variables of each client, once they are known: the names, dtypes
@@ -224,11 +230,15 @@ class Writer:
   @functools.cached_property
   def _keras_model(self) -> keras.Model:
     # One Keras model for all weights, because building it takes long.
+    if self._like is not None:
+      return self._like._keras_model
     return self._model.to_keras()
 
   @functools.cached_property
   def _saved_model(self) -> keras.Model:
     """The Keras model of the files, which shares its weights."""
+    if self._like is not None:
+      return self._like._saved_model
     return _prepared(self._keras_model, self._preparation)
 
   def _save_keras(self, weights: ModelWeights, path: pathlib.Path) -> None:
@@ -324,9 +334,10 @@ class SavedModels:
     # Without own variables, the clients have the global model.
     if client_id is not None and _RECORDS in self.manifest['files']:
       name = _RECORDS
-      record = self._records[self._numbers[client_id]]
+      # Copied at once: each access to a field on the disk takes longer.
+      record = np.array(self._records[self._numbers[client_id]])
       values.update(
-          {field: np.array(record[field]) for field in record.dtype.names or ()}
+          {field: record[field] for field in record.dtype.names or ()}
       )
     found = {n: (v.shape, v.dtype) for n, v in values.items()}
     expected = {

@@ -4,6 +4,7 @@ import csv
 import io
 
 import csv_rows
+import detailed_files
 import numpy as np
 import pytest
 
@@ -34,7 +35,7 @@ def test_files_are_read_as_they_were_written(task, tmp_path):
       _details(task, 'global', 'none', names, 2, 0),
       _details(task, 'own', ' ', names, 3, 1),
   ]
-  for name, text in detailed_tables.to_csv(task, details).items():
+  for name, text in detailed_files.texts(task, details).items():
     (tmp_path / name).write_text(text, encoding='utf-8')
     rows = list(csv.reader(io.StringIO(text)))
     assert {len(row) for row in rows} == {len(rows[0])}
@@ -45,7 +46,7 @@ def test_files_are_read_as_they_were_written(task, tmp_path):
 
 def test_files_that_are_missing_or_damaged(tmp_path):
   assert detailed_tables.read(tmp_path, 'binary') == []
-  texts = detailed_tables.to_csv('binary', [_details('binary')])
+  texts = detailed_files.texts('binary', [_details('binary')])
   for name, text in texts.items():
     (tmp_path / name).write_text(text)
   for name, text in texts.items():
@@ -66,7 +67,7 @@ def test_files_that_are_missing_or_damaged(tmp_path):
 
 def test_undefined_numbers_are_empty_cells():
   details = _details('classification', n=1)
-  texts = detailed_tables.to_csv('classification', [details])
+  texts = detailed_files.texts('classification', [details])
   lines = texts['class_metrics.csv'].splitlines()
   assert lines[0] == 'model,client,class,num_examples,precision,recall,f1,auc'
   # The class 2 neither occurs nor is it predicted, or it is without example.

@@ -327,6 +327,60 @@ def _plot_data(folder):
   return json.loads(_parse(folder).data)
 
 
+def _write_swept(folder, numbers, metric='accuracy', names=('a', 'b')):
+  """Writes the page of runs with two seeds of a sweep of two flags."""
+  runs, folders = [], []
+  for seed in (0, 1):
+    for number, value in numbers.items():
+      row = {'round': 1, f'test_{metric}': value + seed / 1000}
+      labels = dict(zip(names, (str(number), str(number % 3))))
+      runs.append(report.Run(labels, seed, [row]))
+      folders.append(folder / f'{number} {seed}')
+      folders[-1].mkdir()
+      (folders[-1] / 'client_metrics.csv').write_text(
+          f'round,client,{metric}\n1,client_{number},0.25\n'
+      )
+  html_report.write(folder, _page(folders, runs, names))
+  return runs
+
+
+@pytest.mark.parametrize('names', [('a',), ('a', 'b')])
+@pytest.mark.parametrize(
+    ('metric', 'sign'), [('accuracy', -1), ('mae', 1), ('mine', 0)]
+)
+def test_charts_show_the_best_of_many_lines(tmp_path, names, metric, sign):
+  rng = np.random.default_rng(0)
+  values = rng.permutation(43) / 100
+  values[[1, 2]] = np.nan  # Two diverged runs.
+  numbers = dict(enumerate(values))
+  _write_swept(tmp_path, numbers, metric, names)
+  best = range(40)
+  if sign:
+    finite = [n for n in range(43) if not np.isnan(values[n])]
+    best = sorted(sorted(finite, key=lambda n: sign * values[n])[:40])
+  page, data = _parse(tmp_path), _plot_data(tmp_path)
+  assert [s['labels']['a'] for s in data['series']] == list(map(str, best))
+  lines = {series['name'] for series in data['series']}
+  clients = {row['client'] for row in data['data']['clients']}
+  assert clients == {f'client_{n}' for n in best}
+  assert {row['name'] for row in data['data']['clients']} == lines
+  assert {row['name'] for row in data['data']['points']} <= lines
+  assert len(page.tables['results']) == 1 + 43
+  assert len(page.tables['runs']) == 1 + 2 * 43
+  (sentence,) = (text for text in page.texts['p'] if 'lines' in text)
+  assert sentence.startswith('There are 43 lines. ')
+  which = 'the 40 lines with the best “' if sign else 'the 40 first lines. '
+  assert which in sentence
+
+
+def test_few_lines_are_all_shown(tmp_path):
+  numbers = dict.fromkeys(range(40), 0.5)
+  _write_swept(tmp_path, numbers)
+  page = _parse(tmp_path)
+  assert len(_plot_data(tmp_path)['series']) == 40
+  assert not any('There are' in text for text in page.texts['p'])
+
+
 def test_data_of_the_charts(comparison):
   report_json = _plot_data(comparison)
   assert [line['name'] for line in report_json['series']] == list(_ALGORITHMS)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import detailed_files
 import numpy as np
 import pytest
 
@@ -25,7 +26,7 @@ def _write(folder, task='classification', clients=('a', 'b'), num_classes=3):
     details.append(
         detailed_tables.Details.of(found, 'own' if client else 'global', client)
     )
-  for name, text in detailed_tables.to_csv(task, details).items():
+  for name, text in detailed_files.texts(task, details).items():
     (folder / name).write_text(text)
   return details
 

@@ -12,6 +12,9 @@ import tiny_runs
 from tff_bn.programs import evaluate
 from tff_bn.programs import train
 from tff_bn.programs.runs import run_folder
+from tff_bn.programs.testing import detailed_evaluation
+from tff_bn.training import evaluation
+from tff_bn.training import saved_models
 
 _NAMES = ('a,b', 'say "hi"', '<b>', 'new\nline', 'never')
 _CLIENTS = ('one class', 'one, example', 'no "tests"', 'rest')
@@ -136,7 +139,12 @@ def test_files_of_a_run(run):
   assert '&lt;b&gt; → a,b' in page and '<b>' not in page
 
 
-def test_evaluation_of_other_data(run, tmp_path, capsys):
+@pytest.mark.parametrize('are_at_once', [False, True])
+def test_evaluation_of_other_data(
+    run, are_at_once, tmp_path, capsys, monkeypatch
+):
+  if are_at_once:  # All clients in one call.
+    monkeypatch.setattr(evaluation, '_MIN_EVALUATED', 0)
   path = tmp_path / 'later.csv'
   later = _table(1)
   later.to_csv(path, index=False)
@@ -147,8 +155,20 @@ def test_evaluation_of_other_data(run, tmp_path, capsys):
   arguments = [f'--run={run}', f'--dataset=csv:{path}']
   before = csv_rows.contents(run)
   assert evaluate.run([*arguments, f'--output_dir={output}']) == 0
-  clients = [row['client'] for row in csv_rows.read(output / 'evaluation.csv')]
+  evaluated = csv_rows.read(output / 'evaluation.csv')
+  clients = [row['client'] for row in evaluated]
   assert sorted(clients) == sorted(['', *_CLIENTS])
+  pairs = csv_rows.read(output / 'evaluation_confusion.csv')
+  for row in evaluated:
+    counts = {True: 0, False: 0}
+    for pair in pairs:
+      if pair['client'] == row['client']:
+        counts[pair['true'] == pair['predicted']] += int(pair['count'])
+    total = sum(counts.values())
+    assert int(row['num_examples']) == total
+    assert (row['accuracy'] == row['loss'] == '') == (not total)
+    if total:
+      assert float(row['accuracy']) == pytest.approx(counts[True] / total)
   _check_files(run, output, 'evaluation_', later, _classes(run), clients[1:])
   assert not stale.exists()
   assert csv_rows.contents(run) == before
@@ -177,6 +197,33 @@ def test_reestimated_statistics_are_evaluated(run, tmp_path):
         assert float(row['accuracy']) == pytest.approx(share, abs=1e-6)
   saved, new = rows[0]['accuracy'], rows[5]['accuracy']
   assert saved != new
+
+
+def test_an_error_leaves_the_old_files(run, tmp_path):
+  saved = saved_models.SavedModels(run / 'model')
+  old = tmp_path / 'confusion.csv'
+  old.write_text('old')
+  stale = tmp_path / 'target_metrics.csv'
+  stale.write_text('of another task')
+  batches = [(np.array([1], np.int32), np.eye(5, dtype=np.float32)[:1])]
+
+
+  def write(error=None):
+    with detailed_evaluation.writing(saved, tmp_path) as details:
+      details.add('global', '', batches)
+      if error is not None:
+        raise error
+    return details.names
+
+  with pytest.raises(KeyboardInterrupt):
+    write(KeyboardInterrupt())
+  assert csv_rows.contents(tmp_path) == {
+      'confusion.csv': b'old',
+      'target_metrics.csv': b'of another task',
+  }
+  names = write()
+  assert sorted(csv_rows.contents(tmp_path)) == sorted(names)
+  assert old.read_text() != 'old'
 
 
 def test_files_are_removed_with_the_run(run, tmp_path):
