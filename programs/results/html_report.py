@@ -61,7 +61,7 @@ _FACTS = {
     'seeds': 'Seeds',
 }
 # More lines can't be told apart, and would make the page slow.
-_MAX_LINES = 40
+_MAX_LINES = 100
 _VERSIONS = ('tff_bn', 'tensorflow-federated', 'tensorflow', 'keras', 'python')
 # Files of a run, with their names in links.
 _FILES = {

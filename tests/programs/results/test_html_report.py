@@ -350,14 +350,14 @@ def _write_swept(folder, numbers, metric='accuracy', names=('a', 'b')):
 )
 def test_charts_show_the_best_of_many_lines(tmp_path, names, metric, sign):
   rng = np.random.default_rng(0)
-  values = rng.permutation(43) / 100
+  values = rng.permutation(103) / 100
   values[[1, 2]] = np.nan  # Two diverged runs.
   numbers = dict(enumerate(values))
   _write_swept(tmp_path, numbers, metric, names)
-  best = range(40)
+  best = range(100)
   if sign:
-    finite = [n for n in range(43) if not np.isnan(values[n])]
-    best = sorted(sorted(finite, key=lambda n: sign * values[n])[:40])
+    finite = [n for n in range(103) if not np.isnan(values[n])]
+    best = sorted(sorted(finite, key=lambda n: sign * values[n])[:100])
   page, data = _parse(tmp_path), _plot_data(tmp_path)
   assert [s['labels']['a'] for s in data['series']] == list(map(str, best))
   lines = {series['name'] for series in data['series']}
@@ -365,19 +365,19 @@ def test_charts_show_the_best_of_many_lines(tmp_path, names, metric, sign):
   assert clients == {f'client_{n}' for n in best}
   assert {row['name'] for row in data['data']['clients']} == lines
   assert {row['name'] for row in data['data']['points']} <= lines
-  assert len(page.tables['results']) == 1 + 43
-  assert len(page.tables['runs']) == 1 + 2 * 43
+  assert len(page.tables['results']) == 1 + 103
+  assert len(page.tables['runs']) == 1 + 2 * 103
   (sentence,) = (text for text in page.texts['p'] if 'lines' in text)
-  assert sentence.startswith('There are 43 lines. ')
-  which = 'the 40 lines with the best “' if sign else 'the 40 first lines. '
+  assert sentence.startswith('There are 103 lines. ')
+  which = 'the 100 lines with the best “' if sign else 'the 100 first lines. '
   assert which in sentence
 
 
 def test_few_lines_are_all_shown(tmp_path):
-  numbers = dict.fromkeys(range(40), 0.5)
+  numbers = dict.fromkeys(range(100), 0.5)
   _write_swept(tmp_path, numbers)
   page = _parse(tmp_path)
-  assert len(_plot_data(tmp_path)['series']) == 40
+  assert len(_plot_data(tmp_path)['series']) == 100
   assert not any('There are' in text for text in page.texts['p'])
 
 
