@@ -57,10 +57,11 @@ def _at_once(monkeypatch):
   found = _AtOnce()
   begin = client_portions.SeveralClients._begin
 
-  def count(self):
-    numbers = found.compiled if self._bulk.is_compiled else found.ordinary
-    numbers.append(len(self.seconds))
-    return begin(self)
+  def count(self, values):
+    bulk = self._portion.bulk
+    numbers = found.compiled if bulk.is_compiled else found.ordinary
+    numbers.append(len(self._portion.clients))
+    return begin(self, values)
 
   monkeypatch.setattr(client_portions.SeveralClients, '_begin', count)
   return found
