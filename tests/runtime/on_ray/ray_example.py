@@ -5,6 +5,7 @@ import os
 import pathlib
 import time
 
+import array_data
 import keras
 import numpy as np
 import tensorflow as tf
@@ -86,12 +87,32 @@ class Trap(runtime.ClientDataset):
 
   def build(self):
     if self._path is not None:
-      with contextlib.suppress(FileNotFoundError):
-        pathlib.Path(self._path).unlink()
-        if self._signal_number is not None:
-          os.kill(os.getpid(), self._signal_number)
-        time.sleep(self._seconds)
+      _spring(self._path, self._signal_number, self._seconds)
     return client_dataset.to_variant(plain_dataset(self._client))
+
+
+def _spring(path, signal_number, seconds):
+  with contextlib.suppress(FileNotFoundError):
+    pathlib.Path(path).unlink()
+    if signal_number is not None:
+      os.kill(os.getpid(), signal_number)
+    time.sleep(seconds)
+
+
+class ArraysTrap(array_data.Client):
+  """A trap for the process that loads a client's batches as arrays."""
+
+  def __init__(self, client, path, signal_number=None, seconds=0):
+    """Initializes the dataset; see `Trap`."""
+    super().__init__(client.problem, client.samples, client.sizes)
+    self._trap = path, signal_number, seconds
+
+  def arrays(self):
+    def load():
+      _spring(*self._trap)
+      return self.samples
+
+    return super().arrays()._replace(load=load)
 
 
 def plain_dataset(client):
