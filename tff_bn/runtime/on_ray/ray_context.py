@@ -23,8 +23,7 @@ class RayContext(plan_context.PlanContext):
   """Computes the server's part in this process and clients on Ray's workers.
 
   The results equal `InProcessContext`'s results on the same kind of device, to
-  the bit except where it lets XLA compile many small clients. Several threads
-  may use the context; their computations take turns.
+  the bit. Several threads may use the context; their computations take turns.
   """
 
   def __init__(self, options: ray_options.RayOptions):
@@ -141,8 +140,8 @@ def ray_runtime(
 ) -> Iterator[RayContext]:
   """Runs TFF computations on a Ray cluster for a `with` block.
 
-  Each worker is a process that computes one client at a time. The server's part
-  runs in this process. If a worker is lost, other workers repeat its clients.
+  Each worker is a process that computes one client at a time, or several small
+  clients in one call, see `portioning`. The server's part runs in this process. If a worker is lost, other workers repeat its clients.
 
   Args:
     address: `'auto'` or `'HOST:PORT'` for a cluster that this machine belongs
@@ -159,7 +158,8 @@ def ray_runtime(
     gpus_per_worker: The number of GPUs of a worker, from 0 to 1; with 0.5, two
       workers share a GPU. Default: 1 if the cluster has GPUs.
     client_timeout: The seconds after which a second worker computes a client,
-      too; the first result counts. Default: no limit.
+      too; the first result counts. Clients that are computed in one call have
+      this time for each of them. Default: no limit.
     worker_timeout: The seconds without any worker after which the computation
       fails.
 
