@@ -198,17 +198,17 @@ class _Portions:
 
   def __init__(self, process, clients, **options):
     self._process, self.clients = process, clients
-    self._context = runtime.InProcessContext(**options)
+    self.context = runtime.InProcessContext(**options)
 
   def __enter__(self):
     self._previous = tff.framework.get_context_stack().current
-    tff.framework.set_default_context(self._context)
+    tff.framework.set_default_context(self.context)
     self._state = self._process.initialize()
     return self
 
   def __exit__(self, *_):
     tff.framework.set_default_context(self._previous)
-    self._context.close()
+    self.context.close()
 
   def next(self, clients=None):
     self._process.next(self._state, clients or self.clients)
@@ -299,6 +299,17 @@ def test_slow_clients_are_computed_one_by_one(fed_avg, at_once, monkeypatch):
     for _ in range(3):
       rounds.next()
   assert not at_once.ordinary
+
+
+def test_gpus_compute_clients_one_by_one(fed_avg, at_once, monkeypatch):
+  problem, process = fed_avg
+  monkeypatch.setattr(portioning, '_MIN_COMPILED_CLIENTS', 2)
+  with _Portions(process, rounds_at_once.equal_clients(problem)) as rounds:
+    for device in rounds.context._devices:
+      monkeypatch.setattr(device, 'is_cpu', False)
+    rounds.next()
+    rounds.next()
+  assert not at_once.ordinary and not at_once.compiled
 
 
 @pytest.mark.parametrize(

@@ -280,9 +280,10 @@ class TestAtOnce:
     # Two workers, at each of which a portion waits.
     size = -(-len(clients) // 4)
     assert {len(numbers) for numbers in at_once} <= {size, len(clients) % size}
-    assert sum(map(len, at_once)) == len(clients) * rounds_at_once.num_rounds(
-        name
-    )
+    num_rounds = rounds_at_once.num_rounds(name)
+    assert sum(map(len, at_once)) == len(clients) * num_rounds
+    # A worker keeps the values that later passes need.
+    assert all(bool(t.inputs) == (t.pass_number == 0) for t in sent)
 
   @pytest.mark.usefixtures('compiling')
   def test_xla_compiles_the_same(self, context, sent, monkeypatch):

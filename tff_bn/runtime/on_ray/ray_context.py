@@ -141,7 +141,8 @@ def ray_runtime(
   """Runs TFF computations on a Ray cluster for a `with` block.
 
   Each worker is a process that computes one client at a time, or several small
-  clients in one call, see `portioning`. The server's part runs in this process. If a worker is lost, other workers repeat its clients.
+  clients in one call, see `portioning`. The server's part runs in this process.
+  If a worker is lost, other workers repeat its clients.
 
   Args:
     address: `'auto'` or `'HOST:PORT'` for a cluster that this machine belongs
