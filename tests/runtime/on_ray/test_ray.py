@@ -356,13 +356,14 @@ class TestAtOnce:
     lost = []
     compute = ray_clients.RayClients.compute
 
-    def lose_one_first(self, number):
+    def lose_all_first(self, number):
       if number == 2 and self._portions[0].bulk and not lost:
-        lost.append(ray_contexts.pids(context)[0])
-        os.kill(lost[0], signal.SIGKILL)
+        lost.extend(ray_contexts.pids(context))
+        for pid in lost:
+          os.kill(pid, signal.SIGKILL)
       yield from compute(self, number)
 
-    monkeypatch.setattr(ray_clients.RayClients, 'compute', lose_one_first)
+    monkeypatch.setattr(ray_clients.RayClients, 'compute', lose_all_first)
     self._check(context, process, clients)
     assert lost
     ray_contexts.wait_for(context, 2)
