@@ -5,7 +5,6 @@ import os
 import pathlib
 import time
 
-import array_data
 import keras
 import numpy as np
 import tensorflow as tf
@@ -87,32 +86,17 @@ class Trap(runtime.ClientDataset):
 
   def build(self):
     if self._path is not None:
-      _spring(self._path, self._signal_number, self._seconds)
+      spring(self._path, self._signal_number, self._seconds)
     return client_dataset.to_variant(plain_dataset(self._client))
 
 
-def _spring(path, signal_number, seconds):
+def spring(path, signal_number, seconds):
+  """Traps this process if the trap is armed, see `Trap`."""
   with contextlib.suppress(FileNotFoundError):
     pathlib.Path(path).unlink()
     if signal_number is not None:
       os.kill(os.getpid(), signal_number)
     time.sleep(seconds)
-
-
-class ArraysTrap(array_data.Client):
-  """A trap for the process that loads a client's batches as arrays."""
-
-  def __init__(self, client, path, signal_number=None, seconds=0):
-    """Initializes the dataset; see `Trap`."""
-    super().__init__(client.problem, client.samples, client.sizes)
-    self._trap = path, signal_number, seconds
-
-  def arrays(self):
-    def load():
-      _spring(*self._trap)
-      return self.samples
-
-    return super().arrays()._replace(load=load)
 
 
 def plain_dataset(client):

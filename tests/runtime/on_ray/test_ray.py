@@ -10,6 +10,7 @@ import time
 
 from absl.testing import absltest
 import array_data
+import arrays_trap
 import comparison
 import contexts
 import multiplications
@@ -335,7 +336,7 @@ class TestAtOnce:
   def test_killed_while_it_computes_a_portion(self, context, sent, trap):
     _, process, clients = _toy()
     expected = self._expected(process, clients)
-    clients[2] = ray_example.ArraysTrap(
+    clients[2] = arrays_trap.ArraysTrap(
         clients[2], trap, signal_number=signal.SIGKILL
     )
     before = ray_contexts.pids(context)
@@ -380,7 +381,7 @@ class TestAtOnce:
         absltest.TestCase().assertLogs(level='WARNING') as logs,
     ):
       rounds_at_once.outputs(process, clients)  # Traces everything.
-      clients[2] = ray_example.ArraysTrap(clients[2], trap, seconds=600)
+      clients[2] = arrays_trap.ArraysTrap(clients[2], trap, seconds=10)
       change_options(client_timeout=1.5)
       found = rounds_at_once.outputs(process, clients)
     comparison.assert_equal(found, expected, same_leaf_types=True)
