@@ -37,6 +37,7 @@ _ROWS = flags.DEFINE_list(
     [
         'small_cnn:10x5x32',
         'small_cnn:100x5x32',
+        'small_cnn:300x1x2',
         'resnet20:5x1x128',
         'resnet20:5x5x128',
     ],

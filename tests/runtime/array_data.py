@@ -10,23 +10,23 @@ class Client(runtime.ClientDataset):
   """Batches of given sizes of a toy problem, see `client`."""
 
   def __init__(self, problem, samples, sizes):
-    self._problem = problem
+    self.problem = problem
     self.samples = samples
-    self._sizes = np.asarray(sizes, np.int64)
+    self.sizes = np.asarray(sizes, np.int64)
 
   @property
   def element_spec(self):
-    return self._problem.input_spec
+    return self.problem.input_spec
 
   def arrays(self):
-    return runtime.BatchArrays(self._sizes, lambda: self.samples)
+    return runtime.BatchArrays(self.sizes, lambda: self.samples)
 
   def batches(self):
     """Returns the batches, as tuples of arrays."""
-    ends = np.cumsum(self._sizes)
+    ends = np.cumsum(self.sizes)
     return [
         tuple(array[end - size : end] for array in self.samples)
-        for end, size in zip(ends, self._sizes)
+        for end, size in zip(ends, self.sizes)
     ]
 
   def build(self):

@@ -4,11 +4,11 @@ import gc
 import weakref
 
 import array_data
-import builders
 import comparison
 import keras
 import numpy as np
 import pytest
+import rounds_at_once
 import small_models
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -16,23 +16,15 @@ import toy_problem
 
 from tff_bn import algorithms
 from tff_bn import runtime
-from tff_bn.keras_model.batch_norm_model import BatchNormModel
-from tff_bn.processes.stateful_process import StatefulLearningProcess
 from tff_bn.runtime import client_portions
 from tff_bn.runtime import portioning
 
-# Centralized training has one client.
-_BUILDERS = [name for name in builders.NAMES if name != 'build_centralized']
-# These begin with another computation than they end with.
-_PHASED = ('build_fedtan_ii', 'build_fixbn')
-_QUICK = ('build_fed_avg', 'build_scaffold', 'build_fedtan')
 # Their clients do different things.
 _COMPILED = (
     *('build_fed_avg', 'build_fed_bn', 'build_scaffold', 'build_fbn'),
     *('build_hbn', 'build_moon', 'build_ditto', 'build_fixbn'),
 )
 _SGD = tff.learning.optimizers.build_sgdm
-_ROUNDS = 3
 
 
 class _AtOnce:
@@ -57,10 +49,11 @@ def _at_once(monkeypatch):
   found = _AtOnce()
   begin = client_portions.SeveralClients._begin
 
-  def count(self):
-    numbers = found.compiled if self._bulk.is_compiled else found.ordinary
-    numbers.append(len(self.seconds))
-    return begin(self)
+  def count(self, values):
+    bulk = self._portion.bulk
+    numbers = found.compiled if bulk.is_compiled else found.ordinary
+    numbers.append(len(self._portion.clients))
+    return begin(self, values)
 
   monkeypatch.setattr(client_portions.SeveralClients, '_begin', count)
   return found
@@ -73,25 +66,7 @@ def _compiling(monkeypatch):
   monkeypatch.setattr(portioning, '_COMPILED_CLIENTS', 2)
 
 
-def _outputs(process, clients):
-  """Returns the outputs of rounds; the clients' data alternates."""
-  state = process.initialize()
-  is_stateful = isinstance(process, StatefulLearningProcess)
-  states = [process.initialize_client(state) for _ in clients]
-  outputs = []
-  for number in range(_ROUNDS):
-    data = clients[number % 2 :] + clients[: number % 2]
-    if is_stateful:
-      output = process.next(state, states, data)
-      states = output.client_states
-    else:
-      output = process.next(state, data)
-    state = output.state
-    outputs.append(output)
-  return outputs
-
-
-def _check(process, clients, at_once, num_portions=2, num_rounds=_ROUNDS - 1):
+def _check(process, clients, at_once, num_portions=2, num_rounds=2):
   """Computes rounds one by one, then again, the last ones at once."""
   expected, found = _both(process, clients, at_once, num_portions)
   assert not at_once.compiled
@@ -104,64 +79,31 @@ def _check(process, clients, at_once, num_portions=2, num_rounds=_ROUNDS - 1):
 
 def _both(process, clients, at_once, num_portions=2):
   """Returns the outputs one by one, and those at once where possible."""
-  if not isinstance(process, StatefulLearningProcess):
-    process = _WithoutStates(process)
   with runtime.in_process_runtime(max_concurrent_clients=num_portions):
     datasets = [array_data.dataset(client) for client in clients]
-    expected = _outputs(process, datasets)
+    expected = rounds_at_once.outputs(process, datasets)
   assert not at_once.ordinary and not at_once.compiled
   with runtime.in_process_runtime(max_concurrent_clients=num_portions):
-    return expected, _outputs(process, clients)
-
-
-class _WithoutStates:
-  """A process whose clients have no states."""
-
-  def __init__(self, process):
-    self.initialize, self.next = process.initialize, process.next
-    self.initialize_client = lambda state: None
-
-
-def _process(name, model, **options):
-  if name == 'build_dsgd':
-    options = dict(momentum=0.5)
-  momentum = None if 'scaffold' in name else 0.9
-  return builders.build(name, model, _SGD(0.1, momentum), **options)
-
-
-def _clients(problem):
-  """Returns clients of all kinds."""
-  nan = array_data.client(problem, [4, 4], 6)
-  nan.samples[0][0] = np.nan
-  return [
-      array_data.client(problem, sizes, seed)
-      for seed, sizes in enumerate(
-          ([4, 4, 3], [], [1], [4, 4, 4, 2], [0, 5, 0], [2, 7])
-      )
-  ] + [nan]
+    return expected, rounds_at_once.outputs(process, clients)
 
 
 @pytest.mark.parametrize(
     'name',
     [
-        n if n in _QUICK else pytest.param(n, marks=pytest.mark.slow)
-        for n in _BUILDERS
+        n
+        if n in rounds_at_once.QUICK
+        else pytest.param(n, marks=pytest.mark.slow)
+        for n in rounds_at_once.BUILDERS
     ],
 )
 def test_all_kinds_of_clients(name, at_once):
   problem = toy_problem.Toy('float32', (6, 6, 1))
   model = problem.model_for(name)
-  process = _process(name, model, local_epochs=2)
-  clients = _clients(problem)
-  if 'fedtan' in name:
-    # The clients keep activations, which must have the same shapes.
-    clients = [
-        array_data.client(problem, sizes, seed)
-        for seed, sizes in enumerate(([4, 4, 4], [4], [4, 4], [4, 4, 4, 4]))
-    ]
-    clients[1].samples[0][0] = np.nan
-  num_rounds = _ROUNDS - 2 if name in _PHASED else _ROUNDS - 1
-  found = _check(process, clients, at_once, num_rounds=num_rounds)
+  process = rounds_at_once.process(name, model, local_epochs=2)
+  clients = rounds_at_once.clients_for(name, problem)
+  found = _check(
+      process, clients, at_once, num_rounds=rounds_at_once.num_rounds(name)
+  )
   metrics = found[-1].metrics
   assert metrics['client_work']['num_dropped_clients'] == 1
   assert np.isfinite(metrics['client_work']['train']['loss'])
@@ -171,19 +113,8 @@ def test_all_kinds_of_clients(name, at_once):
 @pytest.mark.parametrize('name', ['build_fed_avg', 'build_hbn'])
 def test_number_of_steps(name, at_once):
   problem = toy_problem.Toy('float32', (6, 6, 1))
-  process = _process(name, problem.model_for(name), local_steps=2)
-  _check(process, _clients(problem), at_once)
-
-
-def _equal_clients(problem, number=4, nan=True):
-  """Returns clients whose batches have the same size."""
-  clients = [
-      array_data.client(problem, [4] * (1 + seed % 3), seed)
-      for seed in range(number)
-  ]
-  if nan:
-    clients[1].samples[0][0] = np.nan
-  return clients
+  process = rounds_at_once.process(name, problem.model_for(name), local_steps=2)
+  _check(process, rounds_at_once.clients_of_all_kinds(problem), at_once)
 
 
 @pytest.mark.usefixtures('compiling')
@@ -196,11 +127,13 @@ def _equal_clients(problem, number=4, nan=True):
 )
 def test_compiled_clients(name, at_once):
   problem = toy_problem.Toy('float32', (6, 6, 1))
-  process = _process(name, problem.model_for(name), local_epochs=2)
-  clients = _equal_clients(problem)
+  process = rounds_at_once.process(
+      name, problem.model_for(name), local_epochs=2
+  )
+  clients = rounds_at_once.equal_clients(problem)
   expected, found = _both(process, clients, at_once)
   assert set(at_once.compiled) == {2}
-  assert sum(at_once.compiled) >= _ROUNDS * len(clients)
+  assert sum(at_once.compiled) >= rounds_at_once.NUM_ROUNDS * len(clients)
   assert not at_once.ordinary
   comparison.assert_equal(found, expected, rtol=1e-4, same_leaf_types=True)
   assert found[-1].metrics['client_work']['num_dropped_clients'] == 1
@@ -210,22 +143,13 @@ def test_compiled_clients(name, at_once):
 def test_operations_that_xla_does_not_know(at_once):
   problem = toy_problem.Toy('float32')
 
-  def loss(labels, logits):
-    number = tf.raw_ops.Fingerprint(data=logits, method='farmhash64')
-    losses = keras.losses.sparse_categorical_crossentropy(
-        labels, logits, from_logits=True
-    )
-    return losses + 0.0 * tf.cast(number[0, 0], losses.dtype)
-
-  model = BatchNormModel(
-      problem.keras_model, problem.input_spec, loss_fn=lambda: loss
-  )
+  model = rounds_at_once.model_that_xla_does_not_know(problem)
   process = algorithms.build_fed_avg(model, _SGD(0.1))
-  clients = _equal_clients(problem, nan=False)
+  clients = rounds_at_once.equal_clients(problem, nan=False)
   expected, found = _both(process, clients, at_once)
   # The first round finds out that XLA can't, and does not lose a client.
   assert at_once.compiled in ([2], [2, 2])
-  assert sum(at_once.ordinary) == _ROUNDS * len(clients)
+  assert sum(at_once.ordinary) == rounds_at_once.NUM_ROUNDS * len(clients)
   comparison.assert_equal(found, expected, same_leaf_types=True)
 
 
@@ -241,7 +165,7 @@ def test_random_layers_have_the_same_seeds(at_once):
     return keras.Model(inputs, keras.layers.Dense(3)(x))
 
   process = algorithms.build_fed_avg(problem.model(keras_model), _SGD(0.1))
-  _check(process, _clients(problem), at_once)
+  _check(process, rounds_at_once.clients_of_all_kinds(problem), at_once)
 
 
 @pytest.mark.usefixtures('compiling')
@@ -257,7 +181,7 @@ def test_compiled_moments_keep_their_digits(at_once):
 
   model = problem.model(keras_model)
   process = algorithms.build_fed_avg(model, _SGD(0.1), local_steps=1)
-  clients = _equal_clients(problem, number=2, nan=False)
+  clients = rounds_at_once.equal_clients(problem, number=2, nan=False)
   for client in clients:
     client.samples[0] += 1e4
   with runtime.in_process_runtime():
@@ -274,17 +198,17 @@ class _Portions:
 
   def __init__(self, process, clients, **options):
     self._process, self.clients = process, clients
-    self._context = runtime.InProcessContext(**options)
+    self.context = runtime.InProcessContext(**options)
 
   def __enter__(self):
     self._previous = tff.framework.get_context_stack().current
-    tff.framework.set_default_context(self._context)
+    tff.framework.set_default_context(self.context)
     self._state = self._process.initialize()
     return self
 
   def __exit__(self, *_):
     tff.framework.set_default_context(self._previous)
-    self._context.close()
+    self.context.close()
 
   def next(self, clients=None):
     self._process.next(self._state, clients or self.clients)
@@ -299,7 +223,7 @@ def _fed_avg():
 def test_clients_are_computed_at_once_after_some(fed_avg, at_once, monkeypatch):
   problem, process = fed_avg
   monkeypatch.setattr(portioning, '_MIN_CLIENTS_SEEN', 8)
-  clients = _equal_clients(problem)
+  clients = rounds_at_once.equal_clients(problem)
   with _Portions(process, clients, max_concurrent_clients=1) as rounds:
     rounds.next()
     rounds.next()
@@ -371,10 +295,21 @@ def test_series_of_different_lengths(at_once):
 def test_slow_clients_are_computed_one_by_one(fed_avg, at_once, monkeypatch):
   problem, process = fed_avg
   monkeypatch.setattr(portioning, '_MAX_SECONDS', 0.0)
-  with _Portions(process, _equal_clients(problem)) as rounds:
+  with _Portions(process, rounds_at_once.equal_clients(problem)) as rounds:
     for _ in range(3):
       rounds.next()
   assert not at_once.ordinary
+
+
+def test_gpus_compute_clients_one_by_one(fed_avg, at_once, monkeypatch):
+  problem, process = fed_avg
+  monkeypatch.setattr(portioning, '_MIN_COMPILED_CLIENTS', 2)
+  with _Portions(process, rounds_at_once.equal_clients(problem)) as rounds:
+    for device in rounds.context._devices:
+      monkeypatch.setattr(device, 'is_cpu', False)
+    rounds.next()
+    rounds.next()
+  assert not at_once.ordinary and not at_once.compiled
 
 
 @pytest.mark.parametrize(
@@ -383,7 +318,7 @@ def test_slow_clients_are_computed_one_by_one(fed_avg, at_once, monkeypatch):
 def test_what_xla_does_not_compile(fed_avg, at_once, monkeypatch, change):
   problem, process = fed_avg
   monkeypatch.setattr(portioning, '_MIN_COMPILED_CLIENTS', 4)
-  clients = _equal_clients(problem)
+  clients = rounds_at_once.equal_clients(problem)
   match change:
     case 'few clients':
       del clients[3]
@@ -410,7 +345,7 @@ def test_compiling_does_not_depend_on_earlier_rounds(
   monkeypatch.setattr(portioning, '_MIN_COMPILED_CLIENTS', 4)
   monkeypatch.setattr(portioning, '_COMPILED_CLIENTS', 3)
   monkeypatch.setattr(portioning, '_MIN_CLIENTS_SEEN', 10**9)
-  with _Portions(process, _equal_clients(problem)) as rounds:
+  with _Portions(process, rounds_at_once.equal_clients(problem)) as rounds:
     rounds.next()
     rounds.next()
   # The function is compiled for three clients; the fourth is by itself.
@@ -422,7 +357,7 @@ def test_rest_of_the_compiled_clients(fed_avg, at_once, monkeypatch):
   problem, process = fed_avg
   monkeypatch.setattr(portioning, '_MIN_COMPILED_CLIENTS', 4)
   monkeypatch.setattr(portioning, '_COMPILED_CLIENTS', 2)
-  clients = _equal_clients(problem, number=7)
+  clients = rounds_at_once.equal_clients(problem, number=7)
   with _Portions(process, clients, max_concurrent_clients=2) as rounds:
     rounds.next()
     assert at_once.compiled == [2, 2, 2]
@@ -451,7 +386,7 @@ def test_plan_ends_with_its_computation(at_once):
   with runtime.in_process_runtime() as context:
     state = process.initialize()
     for _ in range(2):
-      process.next(state, _equal_clients(problem))
+      process.next(state, rounds_at_once.equal_clients(problem))
     assert at_once.ordinary
     plan = weakref.ref(context.plan(process.next))
     del process, state

@@ -15,7 +15,6 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.common import array_form
 from tff_bn.common import batch_arrays
 from tff_bn.common import client_batches
 from tff_bn.runtime import element_structure
@@ -30,6 +29,10 @@ COMPILATION_ERRORS = (
     tf.errors.InvalidArgumentError,
     tf.errors.UnimplementedError,
 )
+
+# Builds the form that takes arrays of a computation that takes a dataset, given
+# by the key of its graph.
+BuildForm = Callable[[bytes], tff.Computation]
 
 _COUNT = tf.TensorSpec([], tf.int32)
 _PLACES = tf.TensorSpec([None], tf.int64)
@@ -49,9 +52,9 @@ class BulkPass:
   """
 
   def __init__(
-      self, plan: plan_lib.Plan, part: plan_lib.Pass, is_compiled: bool
+      self, part: plan_lib.Pass, graph_of: '_GraphOf', is_compiled: bool
   ):
-    self.clients = _clients_stage(_Forms(plan), part, is_compiled)
+    self.clients = _clients_stage(graph_of, part, is_compiled)
     self.fold: execution.Fold = _fold_stage(part, False)
     if is_compiled:
       self.fold = _FirstThatCompiles(_fold_stage(part, True), self.fold)
@@ -70,8 +73,13 @@ class BulkPlan:
       have as many rows as a batch.
   """
 
-  def __init__(self, plan: plan_lib.Plan, is_compiled: bool):
-    self.passes = [BulkPass(plan, part, is_compiled) for part in plan.passes]
+  def __init__(
+      self, plan: plan_lib.Plan, is_compiled: bool, build_form: BuildForm
+  ):
+    graph_of = _GraphOf(plan.graphs, build_form)
+    self.passes = [
+        BulkPass(part, graph_of, is_compiled) for part in plan.passes
+    ]
     self.is_compiled = is_compiled
     self.has_failed = False
     self._specs = [
@@ -109,7 +117,6 @@ def is_possible(plan: plan_lib.Plan) -> bool:
   inputs = {leaf for leaf in plan.client_inputs if _is_dataset(leaf)}
   if not inputs or not all(map(_has_sample_shape, inputs)):
     return False
-  forms = _Forms(plan)
   for part in plan.passes:
     for leaf in _values(part):
       if (
@@ -120,9 +127,17 @@ def is_possible(plan: plan_lib.Plan) -> bool:
         return False
     for node in _operations(part.clients):
       read = [leaf for leaf in node.inputs if _is_dataset(leaf)]
-      if read and not (inputs.issuperset(read) and forms.has(node)):
+      if read and not (inputs.issuperset(read) and _has_form(plan, node)):
         return False
   return True
+
+
+def _has_form(plan: plan_lib.Plan, node: symbols.Operation) -> bool:
+  """Returns whether an operation has a form that takes arrays."""
+  trace = node.trace
+  return (
+      isinstance(trace, imported_graph.Graph) and trace.key in plan.array_forms
+  )
 
 
 def compiled_flops(plan: plan_lib.Plan, batch_size: int) -> float:
@@ -184,31 +199,20 @@ def _operations(stage: plan_stage.Stage) -> list[symbols.Operation]:
   return nodes  # type: ignore[return-value]
 
 
-class _Forms:
-  """The forms of a plan's operations that take arrays."""
+class _GraphOf:
+  """Finds the graphs of operations."""
 
-  def __init__(self, plan: plan_lib.Plan):
-    # Not the plan, to which the stages belong.
-    self._graphs, self._forms = plan.graphs, plan.array_forms
+  def __init__(self, graphs: imported_graph.GraphCache, build_form: BuildForm):
+    self._graphs, self._build_form = graphs, build_form
 
-  def has(self, node: symbols.Operation) -> bool:
-    """Returns whether an operation has a form."""
-    return self._find(node) is not None
-
-  def graph(
-      self, node: symbols.Operation, equal_sizes: bool
-  ) -> Optional[imported_graph.Graph]:
-    """Returns the graph of an operation, or of its form if it has one."""
-    form = self._find(node)
-    if form is not None:
-      return self._graphs.of(form.build(equal_sizes))
+  def __call__(self, node: symbols.Operation) -> Optional[imported_graph.Graph]:
+    """Returns the graph of an operation; if it reads data, of its form."""
     trace = node.trace
-    return trace if isinstance(trace, imported_graph.Graph) else None
-
-  def _find(self, node: symbols.Operation) -> Optional[array_form.ArrayForm]:
-    if not isinstance(node.trace, imported_graph.Graph):
+    if not isinstance(trace, imported_graph.Graph):
       return None
-    return self._forms.get(node.trace.key)
+    if any(map(_is_dataset, node.inputs)):
+      return self._graphs.of(self._build_form(trace.key))
+    return trace
 
 
 def _num_bytes(spec: tf.TensorSpec, unknown: int) -> int:
@@ -237,7 +241,7 @@ def _dataset_specs(
 
 
 def _clients_stage(
-    forms: _Forms, part: plan_lib.Pass, is_compiled: bool
+    graph_of: _GraphOf, part: plan_lib.Pass, is_compiled: bool
 ) -> plan_stage.Stage:
   stage = part.clients
   operations = _operations(stage)
@@ -250,9 +254,7 @@ def _clients_stage(
     return [tf.TensorSpec([None, *leaf.spec.shape], leaf.spec.dtype)]
 
   def body(tensors):
-    functions = [
-        _Function(node, forms.graph(node, is_compiled)) for node in operations
-    ]
+    functions = [_Function(node, graph_of(node)) for node in operations]
 
     def loop(count, *tensors):
       rest = iter(tensors)

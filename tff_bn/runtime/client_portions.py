@@ -1,15 +1,13 @@
 """Portions of the clients of an invocation: one client, or several at once."""
 
 import abc
-from collections.abc import Mapping, Sequence
-import time
-from typing import Any, Optional
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
 
 from tff_bn.common import batch_arrays
-from tff_bn.runtime import arguments
 from tff_bn.runtime import bulk_plan
 from tff_bn.runtime import client_part
 from tff_bn.runtime import execution
@@ -17,36 +15,90 @@ from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import symbols
 
 
-class Portion(abc.ABC):
-  """Some clients, which one thread computes.
+class Portion:
+  """Clients that are computed together: one client, or several at once.
 
   Attributes:
-    seconds: How long each of the clients was computed.
-    results: Each client's values of leaves of the computation's result.
+    clients: The numbers of the clients.
   """
 
-  def __init__(self, part: client_part.ClientPart, sizes: Sequence[int]):
-    """Initializes the portion; the time is divided by the clients' `sizes`."""
-    self._part = part
-    self._sizes = np.asarray(sizes)
-    self.seconds = np.zeros(len(sizes))
-    self.results: list[dict[symbols.Leaf, Any]] = [{} for _ in sizes]
+  def __init__(
+      self,
+      plan: plan_lib.Plan,
+      clients: range,
+      bulk_plans: Sequence[bulk_plan.BulkPlan] = (),
+  ):
+    """Initializes the portion.
 
-  def compute(self, number: int) -> execution.Computed:
-    """Computes the clients' part of a pass, after all passes before it."""
-    start = time.monotonic()
-    computed = self._compute(number)
-    seconds = time.monotonic() - start
-    self.seconds = self.seconds + seconds * self._sizes / sum(self._sizes)
-    return computed
+    Args:
+      plan: The plan.
+      clients: The numbers of the clients.
+      bulk_plans: The plans for several clients, of which the first one is taken
+        that TensorFlow can compile. None if there is a single client, which is
+        computed by itself.
+    """
+    self.clients = clients
+    self._plan = plan
+    self._bulk_plans = list(bulk_plans)
+
+  @property
+  def bulk(self) -> Optional[bulk_plan.BulkPlan]:
+    """The plan for several clients, if the clients are computed at once."""
+    return self._bulk_plans[0] if self._bulk_plans else None
+
+  def replace_bulk(self) -> bool:
+    """Replaces `bulk`, which does not compile; returns whether it can."""
+    if len(self._bulk_plans) < 2:
+      return False
+    self._bulk_plans.pop(0).has_failed = True
+    return True
+
+  def computed(self, number: int, folded: Iterable[Any]) -> execution.Computed:
+    """Returns what is aggregated after a pass, from `Output.folded`."""
+    if self.bulk is None:
+      return execution.Computed(list(folded), self._plan.passes[number].fold)
+    return execution.Computed(
+        list(folded),
+        self.bulk.passes[number].fold,
+        [tf.constant(len(self.clients))],
+    )
+
+  def by_client(self, value: Any) -> list[Any]:
+    """Returns each client's value, given one of `Output.results` in Python."""
+    if self.bulk is None:
+      return [value]
+    # Copies, which don't keep the values of all clients in memory.
+    return [v.copy() if isinstance(v, np.ndarray) else v for v in value]
+
+
+class Output(NamedTuple):
+  """A portion's tensors after a pass; those of several clients are stacked.
+
+  Attributes:
+    folded: The tensors of the pass's `folded`, except for the server's leaves.
+    results: The tensors of the pass's `results`.
+  """
+
+  folded: dict[symbols.Leaf, tf.Tensor]
+  results: dict[symbols.Leaf, tf.Tensor]
+
+
+class Computer(abc.ABC):
+  """Computes a portion on a device.
+
+  Attributes:
+    shares: Each client's share of the portion's time.
+  """
+
+  shares: np.ndarray
 
   @abc.abstractmethod
-  def _compute(self, number: int) -> execution.Computed:
-    """See `compute`."""
+  def compute(self, number: int) -> Output:
+    """Computes the clients' part of a pass, after all passes before it."""
 
 
-class OneClient(Portion):
-  """A single client."""
+class OneClient(Computer):
+  """Computes a single client."""
 
   def __init__(
       self,
@@ -54,109 +106,157 @@ class OneClient(Portion):
       part: client_part.ClientPart,
       values: Sequence[Any],
   ):
-    super().__init__(part, [1])
+    """Initializes it with the values of `plan.client_inputs`."""
+    self.shares = np.ones(1)
     self._plan = plan
-    self._values = values
-    # The tensors for later passes; `None` before the first pass.
-    self._kept: Optional[dict[symbols.Leaf, tf.Tensor]] = None
+    self._part = part
+    # The values before the first pass, and the tensors for later passes.
+    self._values: Optional[Sequence[Any]] = values
+    self._kept: dict[symbols.Leaf, tf.Tensor] = {}
 
-  def _compute(self, number: int) -> execution.Computed:
+  def compute(self, number: int) -> Output:
     """See the base class."""
     tensors = self._kept
-    if tensors is None:
-      tensors = self._part.begin(self._values)
+    if self._values is not None:
+      tensors, self._values = self._part.begin(self._values), None
     self._part.compute(tensors, number)
     plan = self._plan.passes[number]
-    for leaf in plan.results:
-      self.results[0][leaf] = arguments.to_python(tensors[leaf], leaf.type)
     self._kept = {leaf: tensors[leaf] for leaf in plan.kept}
-    folded = [tensors[leaf] for leaf in plan.folded if leaf in tensors]
-    return execution.Computed(folded, plan.fold)
+    return Output(
+        {leaf: tensors[leaf] for leaf in plan.folded if leaf in tensors},
+        {leaf: tensors[leaf] for leaf in plan.results},
+    )
 
 
-class SeveralClients(Portion):
-  """Several clients, which one function computes."""
+class SeveralClients(Computer):
+  """Computes several clients with one function."""
 
   def __init__(
       self,
       plan: plan_lib.Plan,
-      bulk_plans: Sequence[bulk_plan.BulkPlan],
+      portion: Portion,
       part: client_part.ClientPart,
-      values: Sequence[Mapping[symbols.Leaf, Any]],
+      values: Sequence[Sequence[Any]],
   ):
-    """Initializes the portion.
+    """Initializes it.
 
     Args:
       plan: The plan.
-      bulk_plans: The plans for several clients, of which the first one is taken
-        that TensorFlow can compile.
+      portion: The clients. Its `bulk` is replaced if it does not compile.
       part: Has the server's values on the device.
-      values: Each client's values by leaf.
+      values: For each leaf of `plan.client_inputs`, the clients' values, or
+        these stacked in an array. Datasets are `BatchArrays`.
     """
-    super().__init__(part, [1 + _num_batches(client) for client in values])
+    sizes = np.ones(len(portion.clients))
+    for column in values:
+      if _are_batches(column):
+        sizes += [len(arrays.sizes) for arrays in column]
+    self.shares = sizes / sum(sizes)
     self._plan = plan
-    self._bulk, *self._others = bulk_plans
-    self._values = values
-    self._kept: Optional[dict[symbols.Leaf, list[Any]]] = None
+    self._portion = portion
+    self._part = part
+    # The values before the first pass, and the tensors for later passes.
+    self._values: Optional[Sequence[Sequence[Any]]] = values
+    self._kept: dict[symbols.Leaf, list[Any]] = {}
 
-  def _begin(self) -> dict[symbols.Leaf, list[Any]]:
+  def _bulk(self) -> bulk_plan.BulkPlan:
+    bulk = self._portion.bulk
+    assert bulk is not None
+    return bulk
+
+  def _begin(
+      self, values: Sequence[Sequence[Any]]
+  ) -> dict[symbols.Leaf, list[Any]]:
     """Returns the clients' stacked values, or their batches."""
+    is_compiled = self._bulk().is_compiled
     return {
-        leaf: _joined(
-            [values[leaf] for values in self._values], self._bulk.is_compiled
+        leaf: (
+            bulk_plan.dataset_tensors(column, is_compiled)
+            if _are_batches(column)
+            else [stacked(column)]
         )
-        for leaf in self._plan.client_inputs
+        for leaf, column in zip(self._plan.client_inputs, values, strict=True)
     }
 
-  def _compute(self, number: int) -> execution.Computed:
+  def compute(self, number: int) -> Output:
     """See the base class."""
-    plan = self._plan.passes[number]
-    count = tf.constant(len(self._values))
-    if self._kept is None:
-      tensors, outputs = self._first_outputs(number, count)
+    tensors = self._kept
+    if self._values is None:
+      outputs = self._outputs(number, tensors)
     else:
-      tensors = self._kept
-      stage = self._bulk.passes[number].clients
-      outputs = self._part.call(stage, [count], tensors)
+      tensors, outputs = self._first_outputs(number, self._values)
+      self._values = None
     tensors.update((leaf, [output]) for leaf, output in outputs.items())
-    for leaf in plan.results:
-      stacked = arguments.to_python(tensors[leaf][0], leaf.type)
-      for results, value in zip(self.results, stacked, strict=True):
-        # A copy, which does not keep the values of all clients in memory.
-        results[leaf] = value.copy() if leaf.spec.shape.rank else value
+    plan = self._plan.passes[number]
     self._kept = {leaf: tensors[leaf] for leaf in plan.kept}
-    folded = [tensors[leaf][0] for leaf in plan.folded if leaf in tensors]
-    return execution.Computed(folded, self._bulk.passes[number].fold, [count])
+    return Output(
+        {leaf: tensors[leaf][0] for leaf in plan.folded if leaf in tensors},
+        {leaf: tensors[leaf][0] for leaf in plan.results},
+    )
+
+  def _outputs(
+      self, number: int, tensors: dict[symbols.Leaf, list[Any]]
+  ) -> dict[symbols.Leaf, tf.Tensor]:
+    stage = self._bulk().passes[number].clients
+    count = tf.constant(len(self._portion.clients))
+    return self._part.call(stage, [count], tensors)
 
   def _first_outputs(
-      self, number: int, count: tf.Tensor
+      self, number: int, values: Sequence[Sequence[Any]]
   ) -> tuple[dict[symbols.Leaf, list[Any]], dict[symbols.Leaf, tf.Tensor]]:
     """Returns the clients' values, and the outputs of the first pass."""
-    tensors = self._begin()
+    tensors = self._begin(values)
     try:
-      stage = self._bulk.passes[number].clients
-      return tensors, self._part.call(stage, [count], tensors)
+      return tensors, self._outputs(number, tensors)
     except bulk_plan.COMPILATION_ERRORS:
-      if not self._others:
+      if not self._portion.replace_bulk():
         raise
-      self._bulk.has_failed = True
-      self._bulk, *self._others = self._others
-      return self._first_outputs(number, count)
+      return self._first_outputs(number, values)
 
 
-def _num_batches(client: Mapping[symbols.Leaf, Any]) -> int:
-  return sum(
-      len(value.sizes)
-      for value in client.values()
-      if isinstance(value, batch_arrays.BatchArrays)
-  )
+def _are_batches(values: Sequence[Any]) -> bool:
+  """Returns whether the clients' values of a leaf are datasets."""
+  return isinstance(values[0], batch_arrays.BatchArrays)
 
 
-def _joined(values: Sequence[Any], equal_sizes: bool) -> list[Any]:
-  """Returns the tensors of a leaf for several clients."""
-  if isinstance(values[0], batch_arrays.BatchArrays):
-    return bulk_plan.dataset_tensors(values, equal_sizes)
+def stacked(values: Sequence[Any]) -> tf.Tensor:
+  """Stacks the clients' values of a leaf, unless they are in an array."""
+  if isinstance(values, np.ndarray):
+    return tf.constant(values)
   if any(isinstance(value, tf.Tensor) for value in values):
-    return [tf.stack(values)]
+    return tf.stack(values)
   # Not `tf.stack`, which converts a list of 64-bit numbers to 32 bits.
-  return [tf.constant(np.stack(values))]
+  return tf.constant(np.stack(values))
+
+
+class PortionedClients(execution.Clients):
+  """Clients that are computed in portions."""
+
+  def __init__(self, plan: plan_lib.Plan, num_clients: int):
+    self._plan = plan
+    self._seconds = np.zeros(num_clients)
+    self._results: list[dict[symbols.Leaf, Any]] = [
+        {} for _ in range(num_clients)
+    ]
+
+  @property
+  def seconds(self) -> Sequence[float]:
+    """See the base class."""
+    return self._seconds.tolist()
+
+  def results(self, leaf: symbols.Leaf) -> list[Any]:
+    """See the base class."""
+    return [results[leaf] for results in self._results]
+
+  def _finish(
+      self,
+      portion: Portion,
+      results: Mapping[symbols.Leaf, Any],
+      seconds: np.ndarray,
+  ) -> None:
+    """Takes note of a portion's `Output.results`, in Python, and its time."""
+    clients = portion.clients
+    self._seconds[clients.start : clients.stop] += seconds
+    for leaf, value in results.items():
+      for client, own in zip(clients, portion.by_client(value), strict=True):
+        self._results[client][leaf] = own

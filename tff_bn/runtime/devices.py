@@ -50,6 +50,7 @@ class Device:
   def __init__(self, name: str, num_threads: int):
     self.name = name
     self.num_threads = num_threads
+    self.is_cpu = tf.DeviceSpec.from_string(name).device_type == 'CPU'
     self._pool = concurrent.futures.ThreadPoolExecutor(
         num_threads, thread_name_prefix='tff-bn-clients'
     )

@@ -73,9 +73,12 @@ class InProcessContext(plan_context.PlanContext):
   ) -> Iterator[local_clients.LocalClients]:
     """See the base class."""
     portioning = portioning_lib.of(invocation.plan)
-    clients = local_clients.LocalClients(
-        portioning.portions(invocation, self._devices), self._devices
+    portions = portioning.portions(
+        invocation,
+        num_threads=sum(device.num_threads for device in self._devices),
+        are_cpus=all(device.is_cpu for device in self._devices),
     )
+    clients = local_clients.LocalClients(invocation, portions, self._devices)
     yield clients
     portioning.saw(clients.seconds)
 

@@ -3,20 +3,24 @@
 import collections
 from collections.abc import Generator, Sequence
 import concurrent.futures
+import contextlib
 import functools
 import itertools
+import time
 from typing import Any
 
+from tff_bn.runtime import arguments
+from tff_bn.runtime import client_part
 from tff_bn.runtime import client_portions
 from tff_bn.runtime import devices as devices_lib
 from tff_bn.runtime import execution
-from tff_bn.runtime import symbols
+from tff_bn.runtime import portioning
 
 # The number of portions per thread that may wait to be aggregated.
 _PORTIONS_AHEAD = 2
 
 
-class LocalClients(execution.Clients):
+class LocalClients(client_portions.PortionedClients):
   """Clients in portions, each of which one thread computes at a time.
 
   Portion i is computed by a thread of device i modulo the number of devices.
@@ -24,45 +28,60 @@ class LocalClients(execution.Clients):
 
   def __init__(
       self,
-      portions: Sequence[client_portions.Portion],
+      invocation: execution.Invocation,
+      portions: Sequence[portioning.PortionOfValues],
       devices: Sequence[devices_lib.Device],
   ):
     """Initializes the clients; `portions` has them in their order."""
-    self._portions = portions
-    self._devices = devices
-
-  @property
-  def seconds(self) -> Sequence[float]:
-    """See the base class."""
-    return list(
-        itertools.chain.from_iterable(p.seconds for p in self._portions)
+    plan = invocation.plan
+    super().__init__(plan, len(invocation.values))
+    parts = itertools.cycle(
+        [
+            client_part.ClientPart(plan, device.name, invocation.server)
+            for device in devices
+        ]
     )
-
-  def results(self, leaf: symbols.Leaf) -> list[Any]:
-    """See the base class."""
-    return [
-        results[leaf]
-        for portion in self._portions
-        for results in portion.results
+    self._portions = [portion for portion, _ in portions]
+    self._computers = [
+        client_portions.OneClient(plan, part, values)
+        if portion.bulk is None
+        else client_portions.SeveralClients(plan, portion, part, values)
+        for part, (portion, values) in zip(parts, portions)
     ]
+    self._devices = devices
 
   def compute(self, number: int) -> Generator[execution.Computed, None, None]:
     """See the base class."""
+    with contextlib.closing(self._outputs(number)) as outputs:
+      for portion, computer, (output, seconds) in zip(
+          self._portions, self._computers, outputs, strict=True
+      ):
+        results = {
+            leaf: arguments.to_python(tensor, leaf.type)
+            for leaf, tensor in output.results.items()
+        }
+        self._finish(portion, results, seconds * computer.shares)
+        yield portion.computed(number, output.folded.values())
+
+  def _outputs(
+      self, number: int
+  ) -> Generator[tuple[client_portions.Output, float], None, None]:
+    """Yields each portion's output of a pass and the seconds that it took."""
     num_threads = sum(device.num_threads for device in self._devices)
-    if num_threads == 1 or len(self._portions) == 1:
-      for portion in self._portions:
-        yield portion.compute(number)
+    if num_threads == 1 or len(self._computers) == 1:
+      for computer in self._computers:
+        yield _timed(computer, number)
       return
-    running: collections.deque[
-        concurrent.futures.Future[execution.Computed]
-    ] = collections.deque()
+    running: collections.deque[concurrent.futures.Future[Any]] = (
+        collections.deque()
+    )
     devices = itertools.cycle(self._devices)
     try:
-      for portion, device in zip(self._portions, devices):
+      for computer, device in zip(self._computers, devices):
         if len(running) >= _PORTIONS_AHEAD * num_threads:
           yield running.popleft().result()
         running.append(
-            device.submit(functools.partial(portion.compute, number))
+            device.submit(functools.partial(_timed, computer, number))
         )
       while running:
         yield running.popleft().result()
@@ -70,3 +89,11 @@ class LocalClients(execution.Clients):
       for future in running:
         future.cancel()
       concurrent.futures.wait(running)
+
+
+def _timed(
+    computer: client_portions.Computer, number: int
+) -> tuple[client_portions.Output, float]:
+  start = time.monotonic()
+  output = computer.compute(number)
+  return output, time.monotonic() - start

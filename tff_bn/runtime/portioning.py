@@ -1,6 +1,6 @@
 """Decides which clients of an invocation are computed at once."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import itertools
 import math
 import statistics
@@ -11,12 +11,9 @@ import tensorflow as tf
 from tff_bn.common import batch_arrays
 from tff_bn.runtime import bulk_plan
 from tff_bn.runtime import client_dataset
-from tff_bn.runtime import client_part
 from tff_bn.runtime import client_portions
-from tff_bn.runtime import devices as devices_lib
 from tff_bn.runtime import execution
 from tff_bn.runtime import plan as plan_lib
-from tff_bn.runtime import symbols
 
 # Computing a client by itself costs 1 to 2 ms more than computing it among
 # others, and the functions for several clients take about half a second to
@@ -33,8 +30,12 @@ _MAX_COMPILED_FLOPS = 6e6
 # It compiles a function for each number of clients.
 _COMPILED_CLIENTS = 50
 
+# A portion and its clients' values: the values of one client, or what
+# `client_portions.SeveralClients` takes.
+PortionOfValues = tuple[client_portions.Portion, Sequence[Any]]
 
-_Clients = Sequence[Mapping[symbols.Leaf, Any]]
+# Each client's values, in the order of `plan.client_inputs`.
+_Clients = Sequence[Sequence[Any]]
 
 
 class Portioning:
@@ -60,33 +61,32 @@ class Portioning:
     self._seconds = statistics.median(seconds)
 
   def portions(
-      self,
-      invocation: execution.Invocation,
-      devices: Sequence[devices_lib.Device],
-  ) -> Sequence[client_portions.Portion]:
-    """Returns the portions of an invocation's clients, in their order."""
+      self, invocation: execution.Invocation, num_threads: int, are_cpus: bool
+  ) -> list[PortionOfValues]:
+    """Returns the portions of an invocation's clients, in their order.
+
+    Args:
+      invocation: The invocation.
+      num_threads: The number of portions that are computed concurrently.
+      are_cpus: Whether only CPUs compute clients.
+    """
     plan = invocation.plan
-    parts = itertools.cycle(
-        client_part.ClientPart(plan, device.name, invocation.server)
-        for device in devices
-    )
     clients: _Clients = []
-    if len(invocation.values) > 1 and all(map(_is_cpu, devices)):
+    if are_cpus and len(invocation.values) > 1:
       clients = self._in_arrays(invocation)
-    portions: list[client_portions.Portion] = []
+    portions: list[PortionOfValues] = []
     start = 0
     if clients:
-      num_threads = sum(device.num_threads for device in devices)
       for size, bulk_plans in self._bulks(plan, clients, num_threads):
+        numbers = range(start, start + size)
+        columns = list(zip(*clients[start : start + size]))
         portions.append(
-            client_portions.SeveralClients(
-                plan, bulk_plans, next(parts), clients[start : start + size]
-            )
+            (client_portions.Portion(plan, numbers, bulk_plans), columns)
         )
         start += size
     return portions + [
-        client_portions.OneClient(plan, part, values)
-        for part, values in zip(parts, invocation.values[start:])
+        (client_portions.Portion(plan, range(number, number + 1)), values)
+        for number, values in enumerate(invocation.values[start:], start)
     ]
 
   def _is_worth_tracing(self, plan: plan_lib.Plan) -> bool:
@@ -113,15 +113,9 @@ class Portioning:
       return []
     clients = []
     for values in invocation.values:
-      client: dict[symbols.Leaf, Any] = {}
-      for leaf, value in zip(plan.client_inputs, values, strict=True):
-        if isinstance(value, client_dataset.ClientDataset):
-          value = value.arrays()
-        elif isinstance(value, tf.data.Dataset):
-          value = batch_arrays.of_dataset(value)
-        if value is None:
-          return []
-        client[leaf] = value
+      client = [in_arrays(value) for value in values]
+      if any(value is None for value in client):
+        return []
       clients.append(client)
     return clients
 
@@ -135,7 +129,10 @@ class Portioning:
     sizes = _batch_sizes(clients)
     equal_size = next(iter(sizes)) if len(sizes) == 1 else 0
     ordinary = self._bulk_plan(plan, is_compiled=False)
-    num_bytes = [ordinary.client_bytes(client) for client in clients]
+    num_bytes = [
+        ordinary.client_bytes(dict(zip(plan.client_inputs, client)))
+        for client in clients
+    ]
     rest = len(clients)
     if equal_size and self._compiles(plan, equal_size, num_bytes):
       compiled = self._bulk_plan(plan, is_compiled=True)
@@ -171,7 +168,10 @@ class Portioning:
       self, plan: plan_lib.Plan, *, is_compiled: bool
   ) -> bulk_plan.BulkPlan:
     if is_compiled not in self._bulk_plans:
-      self._bulk_plans[is_compiled] = bulk_plan.BulkPlan(plan, is_compiled)
+      forms = plan.array_forms  # Not the plan, to which the result belongs.
+      self._bulk_plans[is_compiled] = bulk_plan.BulkPlan(
+          plan, is_compiled, lambda key: forms[key].build(is_compiled)
+      )
     return self._bulk_plans[is_compiled]
 
 
@@ -179,7 +179,7 @@ def _batch_sizes(clients: _Clients) -> set[int]:
   """Returns the sizes of all batches, and 0 if a client has none."""
   sizes: set[int] = set()
   for client in clients:
-    for value in client.values():
+    for value in client:
       if isinstance(value, batch_arrays.BatchArrays):
         sizes.update(value.sizes.tolist() or [0])
   return sizes
@@ -192,5 +192,10 @@ def of(plan: plan_lib.Plan) -> Portioning:
   return plan.portioning
 
 
-def _is_cpu(device: devices_lib.Device) -> bool:
-  return tf.DeviceSpec.from_string(device.name).device_type == 'CPU'
+def in_arrays(value: Any) -> Any:
+  """Returns a dataset as `BatchArrays`; `None` if only reading tells them."""
+  if isinstance(value, client_dataset.ClientDataset):
+    return value.arrays()
+  if isinstance(value, tf.data.Dataset):
+    return batch_arrays.of_dataset(value)
+  return value

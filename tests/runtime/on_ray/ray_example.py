@@ -86,12 +86,17 @@ class Trap(runtime.ClientDataset):
 
   def build(self):
     if self._path is not None:
-      with contextlib.suppress(FileNotFoundError):
-        pathlib.Path(self._path).unlink()
-        if self._signal_number is not None:
-          os.kill(os.getpid(), self._signal_number)
-        time.sleep(self._seconds)
+      spring(self._path, self._signal_number, self._seconds)
     return client_dataset.to_variant(plain_dataset(self._client))
+
+
+def spring(path, signal_number, seconds):
+  """Traps this process if the trap is armed, see `Trap`."""
+  with contextlib.suppress(FileNotFoundError):
+    pathlib.Path(path).unlink()
+    if signal_number is not None:
+      os.kill(os.getpid(), signal_number)
+    time.sleep(seconds)
 
 
 def plain_dataset(client):

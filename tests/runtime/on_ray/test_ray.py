@@ -1,11 +1,17 @@
 """Tests that Ray computes the same bits as in process and survives losses."""
 
+import collections
 import dataclasses
+import functools
 import os
 import pickle
 import signal
 import time
 
+from absl.testing import absltest
+import array_data
+import arrays_trap
+import comparison
 import contexts
 import multiplications
 import numpy as np
@@ -13,11 +19,21 @@ import psutil
 import pytest
 import ray_contexts
 import ray_example
+import rounds_at_once
 import tensorflow as tf
 import tensorflow_federated as tff
+import toy_problem
 
 from tff_bn import runtime
+from tff_bn.runtime import portioning
 from tff_bn.runtime.on_ray import ray_clients
+from tff_bn.runtime.on_ray import ray_workers
+
+# They have states, several passes, personal models, or send statistics.
+_AT_ONCE = (
+    *('build_fed_avg', 'build_fed_bn', 'build_fedtan', 'build_hbn'),
+    *('build_ditto', 'build_fixbn'),
+)
 
 _VALUES = [np.float32(0.5 * n) for n in range(ray_example.NUM_CLIENTS)]
 
@@ -72,6 +88,49 @@ def test_seconds_of_each_client(context):
   assert slow > 10 * quick > 0
 
 
+@pytest.fixture
+def stored(context, monkeypatch):
+  """The sizes in bytes of the values put into Ray's object store."""
+  import ray
+
+  sizes = []
+  put = ray.put
+
+  def record(value):
+    sizes.append(len(pickle.dumps(value)))
+    return put(value)
+
+  monkeypatch.setattr(ray, 'put', record)
+  monkeypatch.setattr(context._sender, '_put', record)
+  return sizes
+
+
+@pytest.fixture
+def sent(monkeypatch):
+  """The tasks that are sent to workers."""
+  tasks = []
+  call = ray_workers.Workers.call
+
+  def record(self, owner, worker, task):
+    tasks.append(task)
+    call(self, owner, worker, task)
+
+  monkeypatch.setattr(ray_workers.Workers, 'call', record)
+  return tasks
+
+
+@pytest.fixture
+def change_options(context, monkeypatch):
+  """Returns a function that changes the options of the running workers."""
+
+  def change(**options):
+    workers = context._workers
+    changed = dataclasses.replace(workers._options, **options)
+    monkeypatch.setattr(workers, '_options', changed)
+
+  return change
+
+
 class TestSameBits:
 
   @pytest.fixture(autouse=True)
@@ -105,37 +164,6 @@ class TestTransfers:
   def use(self, context):
     with contexts.default(context):
       yield
-
-  @pytest.fixture
-  def stored(self, context, monkeypatch):
-    """The sizes in bytes of the values put into Ray's object store."""
-    import ray
-
-    sizes = []
-    put = ray.put
-
-    def record(value):
-      sizes.append(len(pickle.dumps(value)))
-      return put(value)
-
-    monkeypatch.setattr(ray, 'put', record)
-    monkeypatch.setattr(context._sender, '_put', record)
-    return sizes
-
-  @pytest.fixture
-  def sent(self, monkeypatch):
-    """The tasks that are sent to workers."""
-    from tff_bn.runtime.on_ray import ray_workers
-
-    tasks = []
-    call = ray_workers.Workers.call
-
-    def record(self, owner, worker, task):
-      tasks.append(task)
-      call(self, owner, worker, task)
-
-    monkeypatch.setattr(ray_workers.Workers, 'call', record)
-    return tasks
 
   def test_state_is_stored_once_a_round(self, stored, sent):
     size = ray_example.STATE_SIZE
@@ -184,6 +212,184 @@ class TestTransfers:
     assert total == sum(len(ray_example.arrays(c)[1]) for c in range(40))
     # While the fourth client sleeps, only a few others are computed.
     assert 1 < max(waiting) <= 4
+
+
+@functools.cache
+def _fed_avg():
+  problem = toy_problem.Toy('float32')
+  return problem, rounds_at_once.process('build_fed_avg', problem.model())
+
+
+def _toy():
+  """Returns a problem, a process and seven clients."""
+  problem, process = _fed_avg()
+  return problem, process, rounds_at_once.clients_of_all_kinds(problem)
+
+
+class TestAtOnce:
+  """Workers compute several clients in one call."""
+
+  @pytest.fixture(autouse=True)
+  def limits(self, monkeypatch):
+    """From the second round on, clients are computed at once; no XLA."""
+    monkeypatch.setattr(portioning, '_MIN_CLIENTS_SEEN', 0.1)
+    monkeypatch.setattr(portioning, '_MAX_SECONDS', np.inf)
+
+  @pytest.fixture(name='compiling')
+  def _compiling(self, monkeypatch):
+    """Lets XLA compile from two clients on, two at once."""
+    monkeypatch.setattr(portioning, '_MIN_COMPILED_CLIENTS', 2)
+    monkeypatch.setattr(portioning, '_COMPILED_CLIENTS', 2)
+
+  @pytest.fixture
+  def use(self, context):
+    with contexts.default(context):
+      yield
+
+  def _expected(self, process, clients):
+    """Computes one client after another in process."""
+    with runtime.in_process_runtime():
+      return rounds_at_once.outputs(
+          process, [array_data.dataset(client) for client in clients]
+      )
+
+  def _check(self, context, process, clients):
+    """Checks rounds on Ray against one client after another in process."""
+    expected = self._expected(process, clients)
+    with contexts.default(context):
+      found = rounds_at_once.outputs(process, clients)
+    comparison.assert_equal(found, expected, same_leaf_types=True)
+    return found
+
+  @pytest.mark.parametrize(
+      'name',
+      [
+          'build_scaffold',
+          *(pytest.param(n, marks=pytest.mark.slow) for n in _AT_ONCE),
+      ],
+  )
+  def test_all_kinds_of_clients(self, context, sent, name):
+    problem = toy_problem.Toy('float32')
+    process = rounds_at_once.process(
+        name, problem.model_for(name), local_epochs=2
+    )
+    clients = rounds_at_once.clients_for(name, problem)
+    found = self._check(context, process, clients)
+    work = found[-1].metrics['client_work']
+    assert work['num_dropped_clients'] == 1
+    at_once = [t.clients for t in sent if t.forms and t.pass_number == 0]
+    # Two workers, at each of which a portion waits.
+    size = -(-len(clients) // 4)
+    assert {len(numbers) for numbers in at_once} <= {size, len(clients) % size}
+    num_rounds = rounds_at_once.num_rounds(name)
+    assert sum(map(len, at_once)) == len(clients) * num_rounds
+    # A worker keeps the values that later passes need.
+    assert all(bool(t.inputs) == (t.pass_number == 0) for t in sent)
+
+  @pytest.mark.usefixtures('compiling')
+  def test_xla_compiles_the_same(self, context, sent, monkeypatch):
+    """Also for the clients that are left over, and after other rounds."""
+    monkeypatch.setattr(portioning, '_MIN_CLIENTS_SEEN', 10**9)
+    problem = toy_problem.Toy('float32')
+    process = rounds_at_once.process('build_fed_bn', problem.model())
+    clients = rounds_at_once.equal_clients(problem, number=7)
+    with runtime.in_process_runtime():
+      expected = rounds_at_once.outputs(process, clients)
+    with contexts.default(context):
+      found = rounds_at_once.outputs(process, clients)
+    comparison.assert_equal(found, expected, same_leaf_types=True)
+    assert [(len(t.clients), bool(t.forms)) for t in sent] == 3 * [
+        *(3 * [(2, True)]),
+        (1, False),
+    ]
+    assert all(t.forms.are_compiled for t in sent if t.forms)
+
+  @pytest.mark.usefixtures('compiling')
+  def test_operations_that_xla_does_not_know(self, context, sent):
+    problem = toy_problem.Toy('float32')
+    process = rounds_at_once.process(
+        'build_fed_avg', rounds_at_once.model_that_xla_does_not_know(problem)
+    )
+    clients = rounds_at_once.equal_clients(problem, nan=False)
+    self._check(context, process, clients)
+    compiled = [task for task in sent if task.forms.are_compiled]
+    assert len(compiled) <= 2
+    assert all(task.invocation == sent[0].invocation for task in compiled)
+    ordinary = [task for task in sent if not task.forms.are_compiled]
+    num_computed = sum(len(task.clients) for task in ordinary)
+    assert num_computed == rounds_at_once.NUM_ROUNDS * len(clients)
+
+  @pytest.mark.usefixtures('use')
+  def test_time_is_divided_by_the_number_of_batches(self, context):
+    problem, process, _ = _toy()
+    clients = [
+        array_data.client(problem, sizes, seed=0)
+        for sizes in ([4] * 8, [], [4], [4, 4, 4], [4])
+    ]
+    rounds_at_once.outputs(process, clients)
+    # There are portions of two clients.
+    seconds = context.client_seconds
+    np.testing.assert_allclose(seconds[0] / seconds[1], 9)
+    np.testing.assert_allclose(seconds[3] / seconds[2], 2)
+
+  @pytest.mark.slow
+  def test_killed_while_it_computes_a_portion(self, context, sent, trap):
+    _, process, clients = _toy()
+    expected = self._expected(process, clients)
+    clients[2] = arrays_trap.ArraysTrap(
+        clients[2], trap, signal_number=signal.SIGKILL
+    )
+    before = ray_contexts.pids(context)
+    with contexts.default(context):
+      found = rounds_at_once.outputs(process, clients)
+    assert not trap.exists()
+    comparison.assert_equal(found, expected, same_leaf_types=True)
+    repeated = collections.Counter((t.invocation, t.portion) for t in sent)
+    assert max(repeated.values()) == 2
+    ray_contexts.wait_for(context, 2)
+    assert len(set(ray_contexts.pids(context)) - set(before)) == 1
+
+  @pytest.mark.slow
+  def test_lost_between_two_passes(self, context, monkeypatch):
+    problem = toy_problem.Toy('float32')
+    process = rounds_at_once.process('build_fedtan', problem.model())
+    clients = rounds_at_once.clients_for('build_fedtan', problem)
+    lost = []
+    compute = ray_clients.RayClients.compute
+
+    def lose_all_first(self, number):
+      if number == 2 and self._portions[0].bulk and not lost:
+        lost.extend(ray_contexts.pids(context))
+        for pid in lost:
+          os.kill(pid, signal.SIGKILL)
+      yield from compute(self, number)
+
+    monkeypatch.setattr(ray_clients.RayClients, 'compute', lose_all_first)
+    self._check(context, process, clients)
+    assert lost
+    ray_contexts.wait_for(context, 2)
+
+  @pytest.mark.slow
+  def test_late_portion_is_computed_elsewhere(
+      self, context, trap, change_options
+  ):
+    """A portion may take as long as all its clients."""
+    _, process, clients = _toy()
+    expected = self._expected(process, clients)
+    with (
+        contexts.default(context),
+        absltest.TestCase().assertLogs(level='WARNING') as logs,
+    ):
+      rounds_at_once.outputs(process, clients)  # Traces everything.
+      clients[2] = arrays_trap.ArraysTrap(clients[2], trap, seconds=10)
+      change_options(client_timeout=1.5)
+      found = rounds_at_once.outputs(process, clients)
+    comparison.assert_equal(found, expected, same_leaf_types=True)
+    assert any(
+        'takes more than 3 seconds; another worker computes clients number 2 to'
+        ' 3, too' in line
+        for line in logs.output
+    )
 
 
 class TestLosses:
@@ -264,17 +470,6 @@ class TestLosses:
       comp([[1], Fatal(), [2]])
     ray_contexts.wait_for(context, 2)
     assert comp([[1], [2, 3]]) == 3
-
-  @pytest.fixture
-  def change_options(self, context, monkeypatch):
-    """Returns a function that changes the options of the running workers."""
-
-    def change(**options):
-      workers = context._workers
-      changed = dataclasses.replace(workers._options, **options)
-      monkeypatch.setattr(workers, '_options', changed)
-
-    return change
 
   @pytest.mark.slow
   def test_slow_client_is_computed_elsewhere(

@@ -100,6 +100,46 @@ def test_dataset_is_stored_once(store, sender):
     assert _elements(_received(store, parcel)) == (2 * _LARGE).tolist()
 
 
+def test_batches_of_several_clients_are_stored_once(store, sender):
+  datasets = [
+      tf.data.Dataset.from_tensor_slices((_LARGE + n, _LARGE[::-1])).batch(2000)
+      for n in range(2)
+  ]
+  for _ in range(2):
+    parcel = sender.pack_several(datasets)
+    assert len(store.arrays) == 4
+    assert len(parcel.data) < 1000
+    for n, arrays in enumerate(_received(store, parcel)):
+      assert arrays.sizes.tolist() == [2000, 2000, 1000]
+      x, y = arrays.load()
+      np.testing.assert_array_equal(x, _LARGE + n)
+      np.testing.assert_array_equal(y, _LARGE[::-1])
+
+
+def test_several_clients_share_arrays(store, sender):
+  parcel = sender.pack_several([_Slices(_LARGE, _SMALL + n) for n in range(3)])
+  assert len(store.arrays) == len(parcel.stored) == 1
+  received = _received(store, parcel)
+  for n, dataset in enumerate(received):
+    assert dataset.x is received[0].x
+    assert dataset.y.tolist() == (_SMALL + n).tolist()
+
+
+@pytest.mark.parametrize(
+    'values',
+    [
+        [np.int64(5), np.int64(1)],
+        [np.float32([1.5, 2.5]), tf.constant([3.5, 4.5])],
+        [tf.constant([b'a']), np.array([b'b\0c'], object)],
+    ],
+)
+def test_values_of_several_clients_are_stacked(sender, values):
+  packed = sender.pack_several(values)
+  assert isinstance(packed, np.ndarray)
+  assert packed.dtype == np.asarray(values[1]).dtype
+  assert packed.tolist() == [np.asarray(value).tolist() for value in values]
+
+
 def test_tensors_and_other_values(sender):
   packed = sender.pack(tf.constant([1.0, 2.0]))
   assert isinstance(packed, np.ndarray)

@@ -6,12 +6,11 @@ import itertools
 from typing import Any, Optional
 import weakref
 
-import tensorflow_federated as tff
-
 from tff_bn.runtime import devices
 from tff_bn.runtime import execution
 from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import plan_context
+from tff_bn.runtime import portioning as portioning_lib
 from tff_bn.runtime.on_ray import ray_options
 
 _MISSING = (
@@ -24,17 +23,16 @@ class RayContext(plan_context.PlanContext):
   """Computes the server's part in this process and clients on Ray's workers.
 
   The results equal `InProcessContext`'s results on the same kind of device, to
-  the bit except where it lets XLA compile many small clients. Several threads
-  may use the context; their computations take turns.
+  the bit. Several threads may use the context; their computations take turns.
   """
 
   def __init__(self, options: ray_options.RayOptions):
     """Connects to the cluster and waits for workers, see `ray_runtime`."""
     super().__init__(devices.HOST)
-    # By plan, the number of its computation and the reference to its proto.
-    self._computations: weakref.WeakKeyDictionary[
-        plan_lib.Plan, tuple[int, Any]
-    ] = weakref.WeakKeyDictionary()
+    # By plan, its computation in Ray's object store.
+    self._computations: weakref.WeakKeyDictionary[plan_lib.Plan, Any] = (
+        weakref.WeakKeyDictionary()
+    )
     self._numbers = itertools.count()
     # The numbers of deleted computations.
     self._forgotten: list[int] = []
@@ -49,8 +47,7 @@ class RayContext(plan_context.PlanContext):
 
     except ModuleNotFoundError as error:
       raise ImportError(_MISSING) from error
-    self._put = ray.put
-    self._clients_class = ray_clients.RayClients
+    self._ray_clients = ray_clients
     devices.share_gpus()
     with contextlib.ExitStack() as stack:
       is_lost = stack.enter_context(ray_cluster.connected(options))
@@ -72,15 +69,24 @@ class RayContext(plan_context.PlanContext):
     if self._forgotten:
       forgotten, self._forgotten[:] = list(self._forgotten), []
       self._workers.forget(forgotten)
+    portioning = portioning_lib.of(invocation.plan)
+    # Portions wait at the workers.
+    num_calls = self._ray_clients.CALLS_PER_WORKER * len(self._workers.ready)
+    portions = portioning.portions(
+        invocation, max(1, num_calls), self._workers.are_cpus
+    )
     number = next(self._numbers)
     try:
-      yield self._clients_class(
+      clients = self._ray_clients.RayClients(
           invocation,
           number,
           self._sent_computation(invocation),
+          [portion for portion, _ in portions],
           self._workers,
           self._sender,
       )
+      yield clients
+      portioning.saw(clients.seconds)
     finally:
       self._workers.release(number)
 
@@ -109,18 +115,16 @@ class RayContext(plan_context.PlanContext):
     self._stack.close()
     super().close()
 
-  def _sent_computation(
-      self, invocation: execution.Invocation
-  ) -> tuple[int, Any]:
+  def _sent_computation(self, invocation: execution.Invocation) -> Any:
     """Puts a computation into Ray's object store, once."""
     plan = invocation.plan
     sent = self._computations.get(plan)
     if sent is None:
-      proto = tff.framework.ConcreteComputation.get_proto(
-          invocation.computation
+      sent = self._ray_clients.SentComputation(
+          next(self._numbers), invocation.computation, plan
       )
-      sent = self._computations[plan] = next(self._numbers), self._put(proto)
-      weakref.finalize(plan, self._forgotten.append, sent[0])
+      self._computations[plan] = sent
+      weakref.finalize(plan, self._forgotten.append, sent.number)
     return sent
 
 
@@ -136,8 +140,9 @@ def ray_runtime(
 ) -> Iterator[RayContext]:
   """Runs TFF computations on a Ray cluster for a `with` block.
 
-  Each worker is a process that computes one client at a time. The server's part
-  runs in this process. If a worker is lost, other workers repeat its clients.
+  Each worker is a process that computes one client at a time, or several small
+  clients in one call, see `portioning`. The server's part runs in this process.
+  If a worker is lost, other workers repeat its clients.
 
   Args:
     address: `'auto'` or `'HOST:PORT'` for a cluster that this machine belongs
@@ -154,7 +159,8 @@ def ray_runtime(
     gpus_per_worker: The number of GPUs of a worker, from 0 to 1; with 0.5, two
       workers share a GPU. Default: 1 if the cluster has GPUs.
     client_timeout: The seconds after which a second worker computes a client,
-      too; the first result counts. Default: no limit.
+      too; the first result counts. Clients that are computed in one call have
+      this time for each of them. Default: no limit.
     worker_timeout: The seconds without any worker after which the computation
       fails.
 

@@ -1,4 +1,4 @@
-"""The Ray actor that computes clients in a worker process."""
+"""The Ray actor that computes portions of clients in a worker process."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -7,15 +7,19 @@ import platform
 import time
 from typing import Any, Optional
 
+import numpy as np
 import ray
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.imports import versions
+from tff_bn.runtime import bulk_plan
 from tff_bn.runtime import client_part
+from tff_bn.runtime import client_portions
 from tff_bn.runtime import devices
 from tff_bn.runtime import imported_graph
 from tff_bn.runtime import plan as plan_lib
+from tff_bn.runtime import portioning
 from tff_bn.runtime import symbols
 from tff_bn.runtime.on_ray import transport
 
@@ -24,8 +28,22 @@ CONCURRENCY_GROUPS = {'health': 1}
 
 
 @dataclasses.dataclass(frozen=True)
+class Forms:
+  """The forms that take arrays of a computation's parts, see `bulk_plan`.
+
+  Attributes:
+    are_compiled: Whether XLA compiles them.
+    source: The reference to their protos by the key of the graph that takes a
+      dataset.
+  """
+
+  are_compiled: bool
+  source: Sequence[Any]
+
+
+@dataclasses.dataclass(frozen=True)
 class Task:
-  """A client's part of a pass, which a worker computes.
+  """A portion's part of a pass, which a worker computes.
 
   Attributes:
     computation: The number of the computation.
@@ -33,20 +51,31 @@ class Task:
       fetches references inside of a sequence only on demand.
     invocation: The number of the computation's invocation.
     pass_number: The number of the pass.
-    client: The number of the client.
+    portion: The number of the portion.
+    clients: The numbers of its clients.
+    forms: What computes several clients at once; `None`: a single client is
+      computed by itself.
     received: By pass, the reference to the server's values: for this pass, and
       with `inputs` for all passes before it.
-    inputs: The client's part of the argument; `None` if the worker has computed
-      the previous passes of this client.
+    inputs: The clients' part of the argument, packed leaf by leaf; `None` if
+      the worker has computed the previous passes of the portion.
   """
 
   computation: int
   source: Sequence[Any]
   invocation: int
   pass_number: int
-  client: int
+  portion: int
+  clients: range
+  forms: Optional[Forms]
   received: Mapping[int, Sequence[Any]]
   inputs: Optional[Sequence[Any]]
+
+  def __str__(self) -> str:
+    """The clients in words."""
+    if len(self.clients) == 1:
+      return f'client number {self.clients[0]}'
+    return f'clients number {self.clients[0]} to {self.clients[-1]}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,26 +87,66 @@ class Description:
   answers: Sequence[Any]  # Results of the checks, or their errors as texts.
 
 
+class _Computation:
+  """A computation's plans on a worker."""
+
+  def __init__(self, plan: plan_lib.Plan):
+    self.plan = plan
+    # By whether XLA compiles.
+    self._bulk_plans: dict[bool, bulk_plan.BulkPlan] = {}
+
+  def bulk_plan(self, forms: Forms) -> bulk_plan.BulkPlan:
+    """Returns the plan for several clients."""
+    if forms.are_compiled not in self._bulk_plans:
+      (protos,) = ray.get(list(forms.source))
+      self._bulk_plans[forms.are_compiled] = bulk_plan.BulkPlan(
+          self.plan,
+          forms.are_compiled,
+          lambda key: tff.framework.deserialize_computation(protos[key]),
+      )
+    return self._bulk_plans[forms.are_compiled]
+
+
 class _Invocation:
   """A worker's values of an invocation."""
 
-  def __init__(self, plan: plan_lib.Plan, device: str):
-    self.plan = plan
+  def __init__(self, computation: _Computation, device: str):
+    self.computation = computation
     self.server: dict[symbols.Leaf, Any] = {}
-    self.part = client_part.ClientPart(plan, device, self.server)
-    # By client, the tensors that later passes need.
-    self.kept: dict[int, dict[symbols.Leaf, tf.Tensor]] = {}
+    self.part = client_part.ClientPart(computation.plan, device, self.server)
+    # By portion, what computes it and has the tensors that later passes need.
+    self.computers: dict[int, client_portions.Computer] = {}
+
+  def new_computer(self, task: Task) -> client_portions.Computer:
+    """Returns what computes a task, from its first pass on."""
+    plan = self.computation.plan
+    assert task.inputs is not None
+    values = [transport.unpack(value, ray.get) for value in task.inputs]
+    if task.forms is None:
+      return client_portions.OneClient(plan, self.part, values)
+    bulk = self.computation.bulk_plan(task.forms)
+    return client_portions.SeveralClients(
+        plan,
+        client_portions.Portion(plan, task.clients, [bulk]),
+        self.part,
+        [
+            list(map(portioning.in_arrays, value))
+            if isinstance(leaf.type, tff.SequenceType)
+            else value
+            for leaf, value in zip(plan.client_inputs, values, strict=True)
+        ],
+    )
 
 
 class Worker:
-  """A Ray actor that computes one client after another on its device."""
+  """A Ray actor that computes one portion after another on its device."""
 
   def __init__(self, device_type: str):
     """Initializes the worker for a `'CPU'` or a `'GPU'`."""
     devices.share_gpus()
     self._device = devices.full_name(f'{device_type}:0')
     self._graphs = imported_graph.GraphCache()
-    self._plans: dict[int, plan_lib.Plan] = {}
+    self._computations: dict[int, _Computation] = {}
     self._invocations: dict[int, _Invocation] = {}
 
   def describe(self, checks: Sequence[Callable[[], Any]]) -> Description:
@@ -96,41 +165,40 @@ class Worker:
   @ray.method(num_returns=2)
   def compute(
       self, task: Task
-  ) -> tuple[bool, Optional[tuple[list[Any], list[Any], float]]]:
-    """Computes a client's part of a pass.
+  ) -> tuple[bool, Optional[tuple[list[Any], list[Any], np.ndarray]]]:
+    """Computes a portion's part of a pass.
 
     Returns:
       Whether the worker could compute the task, which it can't if it does not
-      have the values of the previous passes. If it could: the arrays of the
-      pass's `folded`, except for the server's leaves; the arrays of its
-      `results`; and the seconds that this took.
+      have the values of the previous passes. If it could: the arrays of
+      `client_portions.Output.folded` and `results`; and the seconds that each
+      client took.
     """
     start = time.monotonic()
     invocation = self._invocation(task)
-    tensors = invocation.kept.pop(task.client, None)
+    computer = invocation.computers.pop(task.portion, None)
     first = task.pass_number
     if task.inputs is not None:
-      values = [transport.unpack(value, ray.get) for value in task.inputs]
-      tensors = invocation.part.begin(values)
+      computer = invocation.new_computer(task)
       first = 0
-    elif tensors is None:
+    elif computer is None:
       return False, None
     for number, stored in task.received.items():
       self._receive(invocation, number, stored)
     try:
       for number in range(first, task.pass_number + 1):
-        invocation.part.compute(tensors, number)
+        output = computer.compute(number)
     except tf.errors.OpError as error:
       # The error's node and operation can't be sent.
       raise type(error)(None, None, error.message) from None
-    part = invocation.plan.passes[task.pass_number]
-    folded = [leaf for leaf in part.folded if leaf in tensors]
-    invocation.kept[task.client] = {leaf: tensors[leaf] for leaf in part.kept}
-    folded_arrays = transport.to_arrays(folded, [tensors[f] for f in folded])
-    result_arrays = transport.to_arrays(
-        part.results, [tensors[leaf] for leaf in part.results]
+    if task.pass_number + 1 < len(invocation.computation.plan.passes):
+      invocation.computers[task.portion] = computer
+    folded, results = (
+        transport.to_arrays(tensors.keys(), tensors.values())
+        for tensors in output
     )
-    return True, (folded_arrays, result_arrays, time.monotonic() - start)
+    seconds = (time.monotonic() - start) * computer.shares
+    return True, (folded, results, seconds)
 
   def release(self, invocation: int) -> None:
     """Frees the values of an invocation, given by its number."""
@@ -139,24 +207,25 @@ class Worker:
   def forget(self, computations: Sequence[int]) -> None:
     """Frees the plans of computations, given by their numbers."""
     for computation in computations:
-      self._plans.pop(computation, None)
+      self._computations.pop(computation, None)
 
   def _invocation(self, task: Task) -> _Invocation:
     if task.invocation not in self._invocations:
-      if task.computation not in self._plans:
+      if task.computation not in self._computations:
         (proto,) = ray.get(list(task.source))
-        self._plans[task.computation] = plan_lib.Plan(
+        plan = plan_lib.Plan(
             tff.framework.deserialize_computation(proto), self._graphs
         )
+        self._computations[task.computation] = _Computation(plan)
       self._invocations[task.invocation] = _Invocation(
-          self._plans[task.computation], self._device
+          self._computations[task.computation], self._device
       )
     return self._invocations[task.invocation]
 
   def _receive(
       self, invocation: _Invocation, number: int, stored: Sequence[Any]
   ) -> None:
-    leaves = invocation.plan.passes[number].received
+    leaves = invocation.computation.plan.passes[number].received
     if not leaves or leaves[0] in invocation.server:
       return
     (arrays,) = ray.get(list(stored))

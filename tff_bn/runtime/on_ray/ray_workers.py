@@ -42,7 +42,7 @@ class CallOwner(Protocol):
     """Handles the loss of a running or waiting call with its worker."""
 
   def on_delay(self, call: 'Call') -> None:
-    """Handles a call that takes longer than `client_timeout`, but goes on."""
+    """Handles a late call, which goes on."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -58,7 +58,7 @@ class Call:
   life: int  # The worker's life in which the call was made.
   status: ray.ObjectRef  # Of a bool: whether the worker could compute it.
   values: ray.ObjectRef
-  is_late: bool = False  # Whether it takes longer than `client_timeout`.
+  is_late: bool = False  # Whether it takes longer than its clients may.
   is_done: bool = False  # Whether the values are computed.
   error: Optional[ray.exceptions.RayTaskError] = None
 
@@ -83,7 +83,7 @@ class RemoteWorker:
 
   @property
   def is_late(self) -> bool:
-    """Whether a call takes longer than `client_timeout`."""
+    """Whether a call takes longer than its clients may."""
     return any(call.is_late for call in self.calls)
 
 
@@ -156,6 +156,11 @@ class Workers:
       )
 
   @property
+  def are_cpus(self) -> bool:
+    """Whether the workers compute on CPUs."""
+    return not self._options.gpus_per_worker
+
+  @property
   def ready(self) -> list[RemoteWorker]:
     """The workers that can compute clients."""
     return [worker for worker in self._workers if worker.is_ready]
@@ -168,9 +173,7 @@ class Workers:
     """
     wanted = self._options.num_workers or max(1, self._num_places())
     while len(self._workers) < wanted:
-      actor = self._actor_class.remote(
-          'GPU' if self._options.gpus_per_worker else 'CPU'
-      )
+      actor = self._actor_class.remote('CPU' if self.are_cpus else 'GPU')
       worker = RemoteWorker(actor)
       self._workers.append(worker)
       self._start(worker)
@@ -359,8 +362,10 @@ class Workers:
     for worker in self.ready:
       if not worker.calls:
         continue
-      if timeout is not None and now - worker.call_began_at > timeout:
-        self._note_delay(worker)
+      if timeout is not None:
+        limit = timeout * len(worker.calls[0].task.clients)
+        if now - worker.call_began_at > limit:
+          self._note_delay(worker, limit)
       if worker.question is not None:
         if now - worker.asked_at > _HANG_SECONDS:
           self._check_it_answers(worker)
@@ -377,17 +382,17 @@ class Workers:
     ray.kill(worker.actor, no_restart=False)
     self._lose(worker, 'It did not answer.')
 
-  def _note_delay(self, worker: RemoteWorker) -> None:
+  def _note_delay(self, worker: RemoteWorker, seconds: float) -> None:
     """Lets other workers compute the clients of a late worker, too."""
     for call in worker.calls:
       if not call.is_late:
         call.is_late = True
         logging.warning(
-            'Client number %d takes more than %g seconds on the worker %s;'
-            ' another worker computes it, too.',
-            call.task.client,
-            self._options.client_timeout,
+            'The worker %s takes more than %g seconds; another worker computes'
+            ' %s, too.',
             worker.place,
+            seconds,
+            call.task,
         )
         call.owner.on_delay(call)
 

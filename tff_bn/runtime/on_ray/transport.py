@@ -7,6 +7,7 @@ message: they are put once into a store that all processes can read.
 
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
+import functools
 import io
 import pickle
 import threading
@@ -18,8 +19,10 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.common import batch_arrays
 from tff_bn.runtime import arguments
 from tff_bn.runtime import client_dataset
+from tff_bn.runtime import client_portions
 from tff_bn.runtime import devices
 from tff_bn.runtime import element_structure
 from tff_bn.runtime import symbols
@@ -32,7 +35,7 @@ _PYTHON_OPS = frozenset(['EagerPyFunc', 'PyFunc', 'PyFuncStateless'])
 
 @dataclasses.dataclass(frozen=True)
 class Parcel:
-  """A serialized `ClientDataset`."""
+  """A serialized `ClientDataset`, or a list of several clients' data."""
 
   data: bytes  # The pickled object without its large arrays.
   stored: tuple[Any, ...]  # The references to these arrays in the store.
@@ -49,6 +52,9 @@ class Sender:
     self._datasets: weakref.WeakKeyDictionary[
         tf.data.Dataset, _GraphDataset
     ] = weakref.WeakKeyDictionary()
+    self._arrays: weakref.WeakKeyDictionary[
+        tf.data.Dataset, batch_arrays.BatchArrays
+    ] = weakref.WeakKeyDictionary()
 
   def pack(self, value: Any) -> Any:
     """Packs an array, tensor or dataset as an array or a `Parcel`.
@@ -62,6 +68,33 @@ class Sender:
       return self._parcel(value)
     return value.numpy() if isinstance(value, tf.Tensor) else value
 
+  def pack_several(self, values: Sequence[Any]) -> Any:
+    """Packs several clients' values of a leaf, whose batches are known.
+
+    Returns:
+      The values, stacked in an array. For datasets, a `Parcel` of a list that
+      has a `BatchArrays` or a `ClientDataset` for each client.
+    """
+    if isinstance(values[0], (tf.data.Dataset, client_dataset.ClientDataset)):
+      return self._parcel(
+          [
+              self._in_arrays(v) if isinstance(v, tf.data.Dataset) else v
+              for v in values
+          ]
+      )
+    return client_portions.stacked(values).numpy()
+
+  def _in_arrays(self, dataset: tf.data.Dataset) -> batch_arrays.BatchArrays:
+    with self._lock:
+      if dataset not in self._arrays:
+        arrays = batch_arrays.of_dataset(dataset)
+        assert arrays is not None
+        # `load` of the original can't be pickled.
+        self._arrays[dataset] = arrays._replace(
+            load=functools.partial(list, arrays.load())
+        )
+      return self._arrays[dataset]
+
   def _as_graph(self, dataset: tf.data.Dataset) -> '_GraphDataset':
     with self._lock:
       if dataset not in self._datasets:
@@ -71,10 +104,10 @@ class Sender:
         )
       return self._datasets[dataset]
 
-  def _parcel(self, dataset: client_dataset.ClientDataset) -> Parcel:
+  def _parcel(self, data: Any) -> Parcel:
     text = io.BytesIO()
     pickler = _Pickler(text, self._store)
-    pickler.dump(dataset)
+    pickler.dump(data)
     return Parcel(text.getvalue(), tuple(pickler.stored))
 
   def _store(self, array: np.ndarray) -> Any:
@@ -91,7 +124,8 @@ class _Pickler(cloudpickle.Pickler):
 
   def __init__(self, file: io.BytesIO, store: Callable[[np.ndarray], Any]):
     super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-    self.stored: list[Any] = []
+    # The position of each reference; several clients may share an array.
+    self.stored: dict[Any, int] = {}
     self._store = store
 
   def persistent_id(self, obj: Any) -> Optional[int]:
@@ -100,8 +134,7 @@ class _Pickler(cloudpickle.Pickler):
       return None
     if obj.nbytes < _LARGE_BYTES:
       return None
-    self.stored.append(self._store(obj))
-    return len(self.stored) - 1
+    return self.stored.setdefault(self._store(obj), len(self.stored))
 
 
 class _Unpickler(pickle.Unpickler):
@@ -201,6 +234,14 @@ def _from_variant(
         [leaf.numpy() for leaf in element_structure.unpack(element_type, e)]
         for e in dataset
     ]
+
+
+def to_python(leaf: symbols.Leaf, array: Any) -> Any:
+  """Reverses `to_arrays` for one leaf, a result; see `arguments.to_python`."""
+  if isinstance(leaf.type, tff.SequenceType):
+    return arguments.to_python(from_array(leaf, array), leaf.type)
+  # A copy, which frees the value in the store.
+  return array.copy() if isinstance(array, np.ndarray) else array
 
 
 def from_array(leaf: symbols.Leaf, array: Any) -> Any:
