@@ -276,3 +276,19 @@ def test_number_of_edges_is_linear_in_the_number_of_variables():
   nodes = function.graph.as_graph_def().node
   assert sum(node.op == 'DestroyResourceOp' for node in nodes) == num_variables
   assert sum(len(node.input) for node in nodes) < 15 * num_variables
+
+
+@pytest.mark.parametrize('gives_variables', [False, True])
+def test_nodes_on_the_device_of_a_parameter(gives_variables):
+  """TensorFlow's norms are computed on the device of their tensors."""
+
+  @tff.tensorflow.computation(tff.TensorType(np.float32, [2]))
+  def comp(x):
+    return tf.linalg.global_norm([x])
+
+  graph = imported_graph.ImportedGraph(_proto(comp))
+  function = tf.compat.v1.wrap_function(
+      lambda x: graph.call([x], [] if gives_variables else None),
+      [tf.TensorSpec([2])],
+  )
+  assert function(tf.constant([3.0, 4.0]))[0] == 5

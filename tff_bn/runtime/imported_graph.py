@@ -246,8 +246,15 @@ def _delete_nodes(
 ) -> None:
   """Deletes nodes of the graph, but not of its functions."""
   places = [n for n, node in enumerate(graph_def.node) if is_deleted(node)]
+  deleted = {f'loc:@{graph_def.node[n].name}'.encode() for n in places}
   for place in reversed(places):
     del graph_def.node[place]
+  for node in graph_def.node:
+    # Nothing can be put on the device of a node that is gone.
+    if '_class' in node.attr and deleted.intersection(
+        node.attr['_class'].list.s
+    ):
+      del node.attr['_class']
 
 
 def _node_name(name: str) -> str:
