@@ -9,6 +9,7 @@ import textwrap
 from typing import Optional
 
 from tff_bn.common import spelling
+from tff_bn.papers.privacy import messages_analysis
 from tff_bn.papers.run_analyses import analysis_programs
 from tff_bn.papers.simulations import fedbn_toy_analysis
 from tff_bn.papers.simulations import normalization_error_analysis
@@ -19,6 +20,7 @@ NAME = 'tff-bn-analyze'
 ANALYSES: dict[str, command_line.Program] = {
     normalization_error_analysis.NAME: normalization_error_analysis.PROGRAM,
     fedbn_toy_analysis.NAME: fedbn_toy_analysis.PROGRAM,
+    messages_analysis.NAME: messages_analysis.PROGRAM,
     **analysis_programs.PROGRAMS,
 }
 
@@ -29,7 +31,8 @@ def help_text() -> str:
       f'usage: {NAME} ANALYSIS [--flag=value ...]',
       textwrap.fill(
           'Explains what batch normalization, and the order of units, do in'
-          f' federated learning. `{NAME} ANALYSIS --help` explains its flags.',
+          ' federated learning, and what algorithms send.'
+          f' `{NAME} ANALYSIS --help` explains its flags.',
           command_line.HELP_WIDTH,
       ),
       '\n'.join(

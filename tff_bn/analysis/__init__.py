@@ -13,7 +13,9 @@ _WITH_TFF = {
     'ProcessTraffic': 'communication',
     'Traffic': 'communication',
     'computation_traffic': 'communication',
+    'kinds_of_rounds': 'communication',
     'messages': 'communication',
+    'sent_variables': 'sent_variables',
 }
 
 __all__ = ['normalization_error', *_WITH_TFF]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import enum
 import math
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -225,6 +225,50 @@ def computation_traffic(next_computation: tff.Computation) -> Traffic:
   )
 
 
+class Round(NamedTuple):
+  """A kind of round of a process.
+
+  Attributes:
+    title: Its phase, and whether it is short; empty if all rounds are alike.
+    computation: The computation of such a round.
+  """
+
+  title: str
+  computation: tff.Computation
+
+
+def kinds_of_rounds(process: Process) -> list[Round]:
+  """Lists the kinds of rounds that a process has.
+
+  Args:
+    process: The process, possibly with phases or short rounds.
+
+  Returns:
+    The rounds of each phase in order, full ones before short ones.
+  """
+  kinds = []
+  for number, phase in enumerate(_phases(process), start=1):
+    title = ''
+    if phase.num_rounds is not None or number > 1:
+      title = f'phase {number}'
+    computation = phase.computation
+    if not isinstance(computation, ShortRounds):
+      kinds.append(Round(title, computation))
+      continue
+    for name, part in (
+        ('full round', computation.full),
+        ('short round', computation.short),
+    ):
+      kinds.append(Round(f'{title}, {name}' if title else name, part))
+  return kinds
+
+
+def _phases(process: Process) -> Sequence[Phase]:
+  if isinstance(process.next, PhasedComputation):
+    return process.next.phases
+  return [Phase(None, process.next)]
+
+
 class ProcessTraffic:
   """Counts the traffic of all rounds of a process."""
 
@@ -238,9 +282,7 @@ class ProcessTraffic:
       TypeError: If it is no process.
     """
     stateful_process.check_process(process)
-    self._phases: Sequence[Phase] = [Phase(None, process.next)]
-    if isinstance(process.next, PhasedComputation):
-      self._phases = process.next.phases
+    self._phases = _phases(process)
     self._traffic: dict[int, Traffic] = {}  # By the computation's id.
 
   def until(

@@ -1,0 +1,1 @@
+"""Analyses of what algorithms reveal about the clients."""
