@@ -12,16 +12,19 @@ from tff_bn.analysis import sent_variables
 
 def _keras_model():
   layers = keras.layers
-  return keras.Sequential([
-      keras.Input((6,)),
-      layers.Normalization(mean=1.0, variance=4.0),
-      layers.Dense(4, name='first', trainable=False),
-      layers.BatchNormalization(name='frozen_bn', trainable=False),
-      layers.Dense(4, name='second'),
-      layers.BatchNormalization(name='bn_1'),
-      layers.BatchNormalization(name='bn_2', scale=False),
-      layers.Dense(3, name='logits'),
-  ])
+  return keras.Sequential(
+      [
+          keras.Input((6,)),
+          layers.Normalization(mean=1.0, variance=4.0),
+          layers.Dense(4, name='first', trainable=False),
+          layers.BatchNormalization(name='frozen_bn', trainable=False),
+          layers.Dense(4, name='second'),
+          layers.BatchNormalization(name='bn_1'),
+          layers.BatchNormalization(name='bn_2', scale=False),
+          layers.Dense(3, name='logits'),
+      ],
+      name='net',
+  )
 
 
 @pytest.fixture(scope='module')
@@ -30,10 +33,10 @@ def model():
 
 
 _LAYERS = {
-    'second': ('kernel', 'bias'),
-    'bn_1': ('gamma', 'beta', 'moving_mean', 'moving_variance'),
-    'bn_2': ('beta', 'moving_mean', 'moving_variance'),
-    'logits': ('kernel', 'bias'),
+    'net/second': ('kernel', 'bias'),
+    'net/bn_1': ('gamma', 'beta', 'moving_mean', 'moving_variance'),
+    'net/bn_2': ('beta', 'moving_mean', 'moving_variance'),
+    'net/logits': ('kernel', 'bias'),
 }
 
 
@@ -72,7 +75,7 @@ def test_clients_send_updates_and_moments(model):
       },
       **{
           f'{layer}/{moment}': () if moment == 'count' else (4,)
-          for layer in ('bn_1', 'bn_2')
+          for layer in ('net/bn_1', 'net/bn_2')
           for moment in ('count', 'mean', 'variance')
       },
   }
@@ -82,5 +85,7 @@ def test_local_variables_are_not_sent(model):
   for direction in analysis.Direction:
     found = _named(model, algorithms.build_fed_bn, direction)
     assert set(found) == {
-        *('second/kernel', 'second/bias', 'logits/kernel', 'logits/bias')
+        f'{layer}/{variable}'
+        for layer in ('net/second', 'net/logits')
+        for variable in ('kernel', 'bias')
     }

@@ -57,7 +57,7 @@ def test_fedavg(tmp_path):
       *('Exchange', 'Direction', 'Variable', 'Place', 'Shape', 'Dtype'),
       *('Bytes', 'For'),
   ]
-  assert len(cells) == 1 + len(result.rows)
+  assert len(cells) == 2 + len(result.rows)
   total = sum(int(r['bytes']) for r in result.rows if r['direction'] == _UP)
   assert f'each client sends {total:,} bytes' in result.markdown
   assert '1 exchange; ' in result.markdown
@@ -69,15 +69,16 @@ def test_fedtan_has_an_exchange_for_each_layer_and_direction(tmp_path):
   result = _messages(tmp_path, '--algorithm=fedtan', '--local_steps=1')
   # Of each layer the means, the variances and the gradients; and the update.
   assert {int(row['exchange']) for row in result.rows} == set(range(1, 11))
-  assert (
-      _num_bytes(result.rows, _UP)
-      == 4 * _NUM_WEIGHTS + 4 * 4 * sum(_CHANNELS)
+  assert _num_bytes(result.rows, _UP) == 4 * _NUM_WEIGHTS + 4 * 4 * sum(
+      _CHANNELS
   )
   assert '10 exchanges; ' in result.markdown
 
 
 def test_kinds_of_rounds(tmp_path):
-  result = _messages(tmp_path, '--algorithm=fixbn', '--fixbn_rounds=5', '--rounds=9')
+  result = _messages(
+      tmp_path, '--algorithm=fixbn', '--fixbn_rounds=5', '--rounds=9'
+  )
   rounds = dict.fromkeys(row['round'] for row in result.rows)
   assert list(rounds) == ['phase 1', 'phase 2']
   assert csv_rows.cells(result.markdown)[0][0] == 'Round'
@@ -89,7 +90,7 @@ def test_kinds_of_rounds(tmp_path):
     ('flags', 'message'),
     [
         (['--algorithm=fedavgg'], '--algorithm'),
-        (['--algorithm=fedbn', '--normalization=group'], 'fedbn'),
+        (['--algorithm=fedbn', '--normalization=layer'], 'fedbn'),
     ],
 )
 def test_wrong_flags(flags, message, tmp_path, capsys):

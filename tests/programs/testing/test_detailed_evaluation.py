@@ -207,7 +207,6 @@ def test_an_error_leaves_the_old_files(run, tmp_path):
   stale.write_text('of another task')
   batches = [(np.array([1], np.int32), np.eye(5, dtype=np.float32)[:1])]
 
-
   def write(error=None):
     with detailed_evaluation.writing(saved, tmp_path) as details:
       details.add('global', '', batches)
