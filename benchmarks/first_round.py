@@ -260,7 +260,7 @@ def report(measurements: Measurements) -> tuple[str, bool]:
       *harness.head('First rounds', 'first_round', measurements.machine),
       '',
       f'{_NUM_CLIENTS} clients, one step each, with a batch of {_BATCH_SIZE}'
-      f' images of {"×".join(map(str, _SHAPE))}. The models are those of'
+      f' images of {"×".join(map(str, _SHAPE))}. The models are from'
       ' `keras.applications`; of `frozen_resnet50` only a small part after the'
       ' frozen ResNet50 is trained. Medians of'
       f' {len(next(iter(measurements.seconds.values()))[_KERAS])} processes of'

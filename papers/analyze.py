@@ -41,7 +41,10 @@ def help_text() -> str:
               f'  {name}\n'
               + textwrap.indent(
                   textwrap.fill(
-                      program.description, command_line.HELP_WIDTH - 6
+                      program.description,
+                      command_line.HELP_WIDTH - 6,
+                      # The name of a program stays in one line.
+                      break_on_hyphens=False,
                   ),
                   ' ' * 6,
               )

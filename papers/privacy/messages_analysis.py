@@ -21,7 +21,7 @@ OUTPUT_DIR = f'runs/{NAME}'
 def define_flags(
     values: absl_flags.FlagValues,
 ) -> tuple[flag_groups.FlagGroup, ...]:
-  """Defines the program's flags: those of a run."""
+  """Defines the program's flags, which describe a run."""
   return (
       algorithm_flags.AlgorithmFlags.define(values),
       *settings_lib.define_shared_flags(values),
@@ -68,8 +68,9 @@ PROGRAM = command_line.Program(
     description=(
         'Lists every tensor that the server and the clients send in a round of'
         ' an algorithm: the exchange, the direction, the variable, the shape'
-        ' and the size. Nothing is trained. Its flags are those of'
-        ' tff-bn-train, also in a file: --flagfile=runs/mine/flags.txt.'
+        ' and the size. Nothing is trained. It takes the flags that describe a'
+        ' run of tff-bn-train, also from its file:'
+        ' --flagfile=runs/mine/flags.txt.'
     ),
     examples=(
         f'tff-bn-analyze {NAME} --algorithm=fedtan --local_steps=1',

@@ -359,7 +359,7 @@ class TestEvaluator:
       for key, value in result.items():
         assert type(found[name][key]) is type(value)
         np.testing.assert_array_equal(found[name][key], value)
-    # The outputs are those of the same forward pass.
+    # The metrics and the outputs are of the same forward pass.
     visited = {}
     evaluator._evaluate_several = None
     results = evaluator.evaluate_each(

@@ -72,7 +72,7 @@ class Portion:
 
 
 class Output(NamedTuple):
-  """A portion's tensors after a pass; those of several clients are stacked.
+  """A portion's tensors after a pass, stacked if it has several clients.
 
   Attributes:
     folded: The tensors of the pass's `folded`, except for the server's leaves.

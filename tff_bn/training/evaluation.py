@@ -499,7 +499,7 @@ class Evaluator:
 
     Args:
       weights: The id and the weights of each client. If they are made when they
-        are read, only those of one call are in memory at a time.
+        are read, only the weights for one call are in memory at a time.
       dataset_fn: Returns the data on which a client's weights are evaluated.
       visit: Called for each client before its result is yielded, with the
         outputs of the same forward pass, see `evaluate_and_read`.
