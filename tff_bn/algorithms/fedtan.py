@@ -181,6 +181,7 @@ def build_fedtan_ii(
       model,
       client_optimizer,
       build_work=FixedStatisticsWork,
+      exchanges_of=fedtan,
       **options,
   )
   return phased_process.build_phased_process(

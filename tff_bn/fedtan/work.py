@@ -1,6 +1,6 @@
 """A client's work in a round of FedTAN, stage by stage."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -28,6 +28,11 @@ from tff_bn.keras_model import stateless_function
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.shared_weights import SharedWeights
+
+# Returns the factories of a round's exchanges, given their number.
+BuildExchanges = Callable[
+    [int], Sequence[tff.aggregators.UnweightedAggregationFactory]
+]
 
 
 class _FirstStep(NamedTuple):
@@ -59,11 +64,22 @@ class FedTanWork(client_work.ClientWork):
       *,
       fused_moments: bool,
       synchronize_backward: bool,
+      build_exchanges: Optional[BuildExchanges] = None,
   ):
     """Traces the first step and the ordinary ones.
 
-    See `SynchronizedBatchNorm` for the last two arguments.
+    Args:
+      model: The model.
+      config: The settings of local training.
+      weights: The shared weights.
+      correction: The correction of the clients' drift.
+      fused_moments: See `SynchronizedBatchNorm`.
+      synchronize_backward: See `SynchronizedBatchNorm`.
+      build_exchanges: Returns the aggregator of the values that clients send in
+        each exchange, given the number of exchanges. Default: sums, and pooled
+        moments.
     """
+    self._build_exchanges = build_exchanges
     training = (
         LocalStep(model, config, correction)
         if config.local_steps == 1
@@ -181,15 +197,34 @@ class FedTanWork(client_work.ClientWork):
         end = self._build_last_stage(answers_type, carried_types)
         computations.append(end.computation)
 
-    def update_clients(state, weights, data):
+    exchanges = []
+    if self._build_exchanges is not None:
+      exchanges = [
+          factory.create(computation.type_signature.result['sent'])
+          for factory, computation in zip(
+              self._build_exchanges(last), computations[:-1], strict=True
+          )
+      ]
+
+    def update_clients(exchange_states, state, weights, data):
       result = tff.federated_map(computations[0], (state, weights, data))
       carried = []
+      outputs = []
       for number in range(1, last + 1):
+        if exchanges:
+          outputs.append(
+              exchanges[number - 1].next(
+                  exchange_states[number - 1], result['sent']
+              )
+          )
+          answers = outputs[-1].result
+        else:
+          answers = exchange.combine(result['sent'])
         carried.append(
             exchange.unpack(targets[number - 1], result, exchange.select)
         )
         arguments = [
-            tff.federated_broadcast(exchange.combine(result['sent'])),
+            tff.federated_broadcast(answers),
             result['takes_part'],
             *(carried[s][number] for s in first_step.sources_of(number)),
         ]
@@ -198,12 +233,17 @@ class FedTanWork(client_work.ClientWork):
         result = tff.federated_map(
             computations[number], tff.federated_zip(arguments)
         )
-      return result
+      return client_work.ClientsRound(
+          result,
+          [output.state for output in outputs],
+          [output.measurements for output in outputs],
+      )
 
     return client_work.ClientUpdate(
         update_clients,
         computations[-1].type_signature.result,
         [start, end],
+        exchanges,
     )
 
   def _values_before(

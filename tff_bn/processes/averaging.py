@@ -4,7 +4,7 @@ FedAvg, FedBN, SiloBN, local affine and single differ only in the partition.
 """
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any, Optional
@@ -65,6 +65,7 @@ def build_shared(
     build_work: BuildWork = LocalTrainingWork,
     move_statistics: Optional[MoveStatistics] = None,
     partition: Partition = FEDAVG,
+    exchanges_of: Optional[Process] = None,
     **options: Unpack[Options],
 ) -> Process:
   """Builds a process that averages every variable, or most of them.
@@ -79,6 +80,8 @@ def build_shared(
     move_statistics: Computes the new running statistics, see
       `SharedWeights.apply`. Default: the aggregated ones.
     partition: Which variables are fixed or local. Default: none.
+    exchanges_of: An earlier phase, whose exchanges within a round may have
+      states: they stay in the server's state as they are.
     **options: See `Options`.
 
   Returns:
@@ -94,6 +97,7 @@ def build_shared(
       None,
       options,
       keeps_states=False,
+      exchanges_of=exchanges_of,
   )
 
 
@@ -181,6 +185,7 @@ def _build_process(
     options: Options,
     *,
     keeps_states: bool,
+    exchanges_of: Optional[Process] = None,
 ) -> Process:
   """Checks the options and builds the process of `build_partitioned`.
 
@@ -198,12 +203,20 @@ def _build_process(
         build_work,
         move_statistics,
         keeps_states=keeps_states,
+        exchanges_of=exchanges_of,
     ).build_process(build_evaluation_state)
 
   variants = config.round_variants()
   if variants is None:
     return build(config.drift_correction)
   return variants.combine(build(variants.short), build(variants.full))
+
+
+def _zipped(values: Sequence[tff.Value]) -> tff.Value:
+  """Zips values at the server; an empty structure if there are none."""
+  if not values:
+    return tff.federated_value((), tff.SERVER)
+  return tff.federated_zip(list(values))
 
 
 class _Round:
@@ -214,6 +227,9 @@ class _Round:
   3.  The aggregator combines the clients' updates.
   4.  The finalizer makes the server's step.
   5.  The work ends the round: the drift correction's next state, metrics.
+
+  The server's state has the states of exchanges before the update, if they need
+  any, in TFF's place for a distributor.
 
   Clients keep their local variables, and what the work keeps at the clients. If
   that is nothing, and `keeps_states` is false, the process is a
@@ -229,6 +245,7 @@ class _Round:
       move_statistics: Optional[MoveStatistics],
       *,
       keeps_states: bool,
+      exchanges_of: Optional[Process],
   ):
     requirements.check_renorm(model, partition, config.statistics_aggregator)
     self._model = model
@@ -246,6 +263,7 @@ class _Round:
     ).type_signature.result
     # The type of a client's state; `None` if clients keep none.
     self._client_type = client_type if client_type or keeps_states else None
+    self._exchanges_of = exchanges_of
     self._update_clients = self._work.build_client_update(self._client_type)
     result_type = self._update_clients.result_type
     self._aggregator = config.update_factory().create(
@@ -276,7 +294,7 @@ class _Round:
       return tff.federated_zip(
           LearningAlgorithmState(
               tff.federated_eval(initial_weights, tff.SERVER),
-              tff.federated_value((), tff.SERVER),
+              self._initial_exchange_states(),
               tff.federated_eval(self._work.initial_state, tff.SERVER),
               self._aggregator.initialize(),
               self._finalizer.initialize(),
@@ -284,6 +302,14 @@ class _Round:
       )
 
     return initialize
+
+  def _initial_exchange_states(self) -> tff.Value:
+    """Returns the states of the exchanges before the clients' updates."""
+    if self._exchanges_of is not None:
+      return self._exchanges_of.initialize().distributor
+    return _zipped(
+        [process.initialize() for process in self._update_clients.exchanges]
+    )
 
   def _initial_client_state(
       self, shared: ModelWeights
@@ -412,12 +438,17 @@ class _Round:
     """
     work = self._work
     before = state.global_model_weights
-    result = self._update_clients.run(
+    clients_round = self._update_clients.run(
+        [
+            state.distributor[number]
+            for number in range(len(self._update_clients.exchanges))
+        ],
         tff.federated_broadcast(work.state_for_clients(state.client_work)),
         tff.federated_broadcast(before),
         *client_states,
         data,
     )
+    result = clients_round.result
     aggregated = self._aggregator.next(
         state.aggregator, result['update'], result['update_weight']
     )
@@ -432,7 +463,9 @@ class _Round:
     new_state = tff.federated_zip(
         LearningAlgorithmState(
             finalized.result,
-            state.distributor,
+            _zipped(clients_round.exchange_states)
+            if clients_round.exchange_states
+            else state.distributor,
             work_state,
             aggregated.state,
             finalized.state,
@@ -440,8 +473,7 @@ class _Round:
     )
     metrics = tff.federated_zip(
         collections.OrderedDict(
-            # As in the metrics of TFF's templates.
-            distributor=tff.federated_value((), tff.SERVER),
+            distributor=_zipped(clients_round.exchange_measurements),
             client_work=work_metrics,
             aggregator=aggregated.measurements,
             finalizer=finalized.measurements,
