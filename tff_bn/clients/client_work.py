@@ -196,6 +196,9 @@ class ClientWork:
     """
     raise NotImplementedError
 
+  # The number of exchanges before the update.
+  num_exchanges = 0
+
   # Whether clients have own models beside their local variables.
   has_client_models = False
 

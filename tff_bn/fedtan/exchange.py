@@ -116,8 +116,7 @@ def _pool(moments_type: tff.Type) -> tff.templates.AggregationProcess:
 def combine(sent: tff.Value) -> tff.Value:
   """Combines clients' values into answers at the server, for use in TFF code.
 
-  The type of the answers is the type of a message's `sent`. An exchange whose
-  aggregator is given uses it instead.
+  The type of the answers is the type of a message's `sent`.
   """
   answers = collections.OrderedDict()
   for kind, part_type in tff.structure.iter_elements(

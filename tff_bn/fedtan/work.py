@@ -1,12 +1,13 @@
 """A client's work in a round of FedTAN, stage by stage."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.aggregators import summed_update
 from tff_bn.clients import client_work
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_step import LocalResult
@@ -28,11 +29,6 @@ from tff_bn.keras_model import stateless_function
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.shared_weights import SharedWeights
-
-# Returns the factories of a round's exchanges, given their number.
-BuildExchanges = Callable[
-    [int], Sequence[tff.aggregators.UnweightedAggregationFactory]
-]
 
 
 class _FirstStep(NamedTuple):
@@ -64,7 +60,7 @@ class FedTanWork(client_work.ClientWork):
       *,
       fused_moments: bool,
       synchronize_backward: bool,
-      build_exchanges: Optional[BuildExchanges] = None,
+      sums: Optional[summed_update.RoundSums] = None,
   ):
     """Traces the first step and the ordinary ones.
 
@@ -75,11 +71,10 @@ class FedTanWork(client_work.ClientWork):
       correction: The correction of the clients' drift.
       fused_moments: See `SynchronizedBatchNorm`.
       synchronize_backward: See `SynchronizedBatchNorm`.
-      build_exchanges: Returns the aggregator of the values that clients send in
-        each exchange, given the number of exchanges. Default: sums, and pooled
-        moments.
+      sums: The factory of the sums of the values that clients send in each
+        exchange. Default: plain sums, and pooled moments.
     """
-    self._build_exchanges = build_exchanges
+    self._sums = sums
     training = (
         LocalStep(model, config, correction)
         if config.local_steps == 1
@@ -97,6 +92,11 @@ class FedTanWork(client_work.ClientWork):
         fused_moments, synchronize_backward
     )
 
+  @property
+  def num_exchanges(self) -> int:  # type: ignore[override]
+    """See the base class."""
+    return self._first_step.num_stages - 1
+
   def _trace_first_step(
       self, fused_moments: bool, synchronize_backward: bool
   ) -> staged_function.StagedFunction[Answer]:
@@ -112,6 +112,7 @@ class FedTanWork(client_work.ClientWork):
           self.client_weight(num_examples, weight_sum),
           fused_moments=fused_moments,
           synchronize_backward=synchronize_backward,
+          sums=self._sums,
       )
       with (
           batch_norm_calls.replaced(keras_model, synchronized),
@@ -198,11 +199,15 @@ class FedTanWork(client_work.ClientWork):
         computations.append(end.computation)
 
     exchanges = []
-    if self._build_exchanges is not None:
+    if self._sums is not None:
       exchanges = [
-          factory.create(computation.type_signature.result['sent'])
+          summed_update.ExchangeFactory(factory).create(
+              computation.type_signature.result['sent']
+          )
           for factory, computation in zip(
-              self._build_exchanges(last), computations[:-1], strict=True
+              self._sums.exchange_factories(self.num_exchanges),
+              computations[:-1],
+              strict=True,
           )
       ]
 

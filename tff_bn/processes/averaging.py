@@ -13,6 +13,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
+from tff_bn.aggregators import summed_update
+from tff_bn.clients.client_work import ClientsRound
 from tff_bn.clients.client_work import ClientWork
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.drift_correction import DriftCorrection
@@ -81,7 +83,8 @@ def build_shared(
       `SharedWeights.apply`. Default: the aggregated ones.
     partition: Which variables are fixed or local. Default: none.
     exchanges_of: An earlier phase, whose exchanges within a round may have
-      states: they stay in the server's state as they are.
+      states and measurements: the states stay as they are, and the measurements
+      are 0.
     **options: See `Options`.
 
   Returns:
@@ -212,6 +215,14 @@ def _build_process(
   return variants.combine(build(variants.short), build(variants.full))
 
 
+# What each client counts, see `ClientWork.report`.
+_CLIENT_COUNTS = {'num_clients', 'num_dropped_clients', 'num_participants'}
+
+
+def _names(struct_type: tff.StructType) -> set[Any]:
+  return {name for name, _ in tff.structure.iter_elements(struct_type)}
+
+
 def _zipped(values: Sequence[tff.Value]) -> tff.Value:
   """Zips values at the server; an empty structure if there are none."""
   if not values:
@@ -266,8 +277,11 @@ class _Round:
     self._exchanges_of = exchanges_of
     self._update_clients = self._work.build_client_update(self._client_type)
     result_type = self._update_clients.result_type
-    self._aggregator = config.update_factory().create(
-        result_type['update'], result_type['update_weight']
+    self._check_sums(result_type)
+    self._aggregator = config.update_aggregator(
+        result_type['update'],
+        result_type['update_weight'],
+        self._work.num_exchanges,
     )
     self._finalizer = finalizer.build_finalizer(
         self._weights,
@@ -302,6 +316,56 @@ class _Round:
       )
 
     return initialize
+
+  def _exchange_measurements(self, clients_round: ClientsRound) -> tff.Value:
+    """Returns the measurements of the exchanges before the updates."""
+    if self._exchanges_of is None:
+      return _zipped(clients_round.exchange_measurements)
+    measurements_type = (
+        self._exchanges_of.next.type_signature.result.metrics.member.distributor
+    )
+
+    @tff.tensorflow.computation
+    def nothing():
+      return tff.types.structure_from_tensor_type_tree(
+          lambda t: tf.zeros(t.shape, t.dtype), measurements_type
+      )
+
+    return tff.federated_eval(nothing, tff.SERVER)
+
+  def _check_sums(self, result_type: tff.StructType) -> None:
+    """Checks that `sum_aggregator` gets all that the model is computed from."""
+    factory = self._config.sum_aggregator
+    if factory is None:
+      return
+    correction = type(self._config.drift_correction).__name__
+    sums = _names(result_type['report']['clients']) - _CLIENT_COUNTS
+    if sums:
+      raise ValueError(
+          f'drift_correction={correction} is impossible with sum_aggregator:'
+          f' its clients also send {", ".join(sorted(sums))}, apart from their'
+          ' updates.'
+      )
+    parts = _names(result_type['update']) - SharedWeights.PARTS
+    if parts and summed_update.of_round(factory).num_clients is not None:
+      raise ValueError(
+          f'drift_correction={correction} is impossible with'
+          f' sum_aggregator={type(factory).__name__}: its clients also send'
+          f' {", ".join(sorted(parts))}, for which there is no norm.'
+      )
+
+  def _references(self, before: tff.Value) -> list[tff.Value]:
+    """Returns the aggregator's last argument, if it is a `SummedUpdate`."""
+    if self._config.sum_aggregator is None:
+      return []
+    if not self._weights.statistics:
+      return [tff.federated_value((), tff.SERVER)]
+
+    @tff.tensorflow.computation(self._weights.weights_type())
+    def running_statistics(weights):
+      return self._weights.running_statistics(weights)
+
+    return [tff.federated_map(running_statistics, before)]
 
   def _initial_exchange_states(self) -> tff.Value:
     """Returns the states of the exchanges before the clients' updates."""
@@ -450,7 +514,10 @@ class _Round:
     )
     result = clients_round.result
     aggregated = self._aggregator.next(
-        state.aggregator, result['update'], result['update_weight']
+        state.aggregator,
+        result['update'],
+        result['update_weight'],
+        *self._references(before),
     )
     finalized = self._finalizer.next(state.finalizer, before, aggregated.result)
     work_state, work_metrics = work.finish_round(
@@ -473,7 +540,7 @@ class _Round:
     )
     metrics = tff.federated_zip(
         collections.OrderedDict(
-            distributor=_zipped(clients_round.exchange_measurements),
+            distributor=self._exchange_measurements(clients_round),
             client_work=work_metrics,
             aggregator=aggregated.measurements,
             finalizer=finalized.measurements,
