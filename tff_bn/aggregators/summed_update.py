@@ -46,6 +46,10 @@ class RoundSums(SumFactory, abc.ABC):
   def update_factory(self, num_exchanges: int) -> SumFactory:
     """Returns the factory of the update, after a number of exchanges."""
 
+  def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
+    """Creates the process of an update without exchanges before it."""
+    return self.update_factory(0).create(value_type)
+
 
 class PlainSums(RoundSums):
   """Uses one factory of sums for each message of a round."""
@@ -61,10 +65,6 @@ class PlainSums(RoundSums):
   def update_factory(self, num_exchanges):
     """See the base class."""
     return self._factory
-
-  def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
-    """Creates the process of the factory."""
-    return self._factory.create(value_type)
 
 
 def of_round(factory: SumFactory) -> RoundSums:
