@@ -58,8 +58,8 @@ class DpSums(summed_update.RoundSums):
   The noise depends on the seed, the round and the message only, so a continued
   run repeats it. That is for simulations: who knows the seed can remove it.
 
-  The state is the number of rounds and the norms, which are also the
-  measurements.
+  The state is the number of rounds, z and the norms. The measurements are the
+  norms.
 
   Attributes:
     num_clients: The number of clients in a round.
@@ -125,7 +125,7 @@ class DpSums(summed_update.RoundSums):
   def _multipliers(
       self, parts: list[str], num_exchanges: int
   ) -> dict[str, float]:
-    """Returns z_part of each part of a message."""
+    """Returns z_part / z of each part of a message."""
     shares = dict.fromkeys(parts, self._statistics_share / (num_exchanges + 1))
     if _UPDATE in shares:
       shares[_UPDATE] = 1 - self._statistics_share
@@ -136,17 +136,14 @@ class DpSums(summed_update.RoundSums):
           part: share * (1 - _SHARE_OF_CLIPPING)
           for part, share in shares.items()
       }
-    return {
-        part: self.noise_multiplier / math.sqrt(share)
-        for part, share in shares.items()
-    }
+    return {part: 1 / math.sqrt(share) for part, share in shares.items()}
 
   def _bit_deviation(self, num_exchanges: int) -> float:
-    """Returns the deviation of the noise of each sum of bits."""
+    """Returns the deviation of the noise of each sum of bits, divided by z."""
     # A bit is -1/2 or 1/2. An update has at most two parts.
     num_bits = num_exchanges + 2
     share = _SHARE_OF_CLIPPING / num_bits
-    return self.noise_multiplier / math.sqrt(share) / 2
+    return 1 / math.sqrt(share) / 2
 
 
 class _Message(summed_update.SumFactory):
@@ -211,6 +208,7 @@ class _Message(summed_update.SumFactory):
     sums = self._sums
     return collections.OrderedDict(
         round_num=tf.zeros([], tf.int32),
+        noise_multiplier=tf.constant(sums.noise_multiplier, tf.float32),
         clip_norms=collections.OrderedDict(
             (
                 part,
@@ -278,7 +276,7 @@ class _Message(summed_update.SumFactory):
     seeds = tf.random.experimental.stateless_split(seed, len(tensors))
     noisy = [
         tensor
-        + tf.cast(deviation, tensor.dtype)
+        + tf.cast(state['noise_multiplier'] * deviation, tensor.dtype)
         * tf.random.stateless_normal(
             tensor.shape, seeds[number], dtype=tensor.dtype
         )
@@ -311,7 +309,7 @@ class _Message(summed_update.SumFactory):
           for name, norm in clip_norms.items()
       )
     return collections.OrderedDict(
-        round_num=state['round_num'] + 1, clip_norms=clip_norms
+        state, round_num=state['round_num'] + 1, clip_norms=clip_norms
     )
 
 

@@ -9,6 +9,7 @@ import tensorflow_federated as tff
 
 from tff_bn.aggregators import summed_update
 from tff_bn.catalog import privacy
+from tff_bn.common import unused_assertions
 
 
 class SecureSums(summed_update.RoundSums):
@@ -76,6 +77,7 @@ class SecureSums(summed_update.RoundSums):
 
   def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
     """Creates the aggregation process for a structure of sums."""
+    unused_assertions.silence()
     names: Any = None
 
     @tff.tensorflow.computation(value_type)

@@ -57,6 +57,7 @@ class Records:
       run_dir: pathlib.Path,
       settings: Mapping[str, str],
       metrics_hook: Optional[metrics_hook_lib.MetricsHook],
+      round_columns: metrics_log.RoundColumns,
       stack: contextlib.ExitStack,
   ):
     """Opens the files, and checks that they are of this run.
@@ -127,6 +128,7 @@ class Records:
                 is_due=is_due,
                 num_rounds=config.rounds,
                 costs_fn=self._costs_until,
+                round_columns=round_columns,
                 on_rows=self.hook.update,
                 has_client_models=self.evaluation.has_client_models,
                 has_validation=self.evaluation.has_validation,
