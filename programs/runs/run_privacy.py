@@ -14,6 +14,7 @@ from tff_bn.analysis import privacy_accounting
 from tff_bn.catalog import columns
 from tff_bn.catalog import local_training
 from tff_bn.catalog import privacy
+from tff_bn.common import progress
 from tff_bn.keras_model import batch_norm_positions
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.programs.flags import privacy_flags
@@ -67,13 +68,10 @@ def round_columns(
           _sampling(settings, data),
           delta=settings.dp_delta,
       )
-      logging.info(
-          'Differential privacy at client level: noise multiplier %.4g,'
-          ' ε = %.4g with δ = %g after %d rounds.',
-          noise_multiplier,
-          epsilon(settings.rounds),
-          settings.dp_delta,
-          settings.rounds,
+      progress.say(
+          'Differential privacy at client level: noise multiplier'
+          f' {noise_multiplier:.4g}, ε = {epsilon(settings.rounds):.4g} with'
+          f' δ = {settings.dp_delta:g} after {settings.rounds} rounds.'
       )
       return {columns.EPSILON.name: lambda number, _: epsilon(number)}
   return {}
