@@ -64,12 +64,13 @@ def _attacked_rdp(order, share, noise):
   """Returns what one attack reveals: a client sends 1 or -1, all others 0."""
   x = np.linspace(-12 * noise, 12 * noise, 40001)
 
-  def density(message):
-    return (1 - share) * stats.norm.pdf(x, 0, noise) + share * stats.norm.pdf(
-        x, message, noise
+  def log_density(message):
+    return np.logaddexp(
+        math.log(1 - share) + stats.norm.logpdf(x, 0, noise),
+        math.log(share) + stats.norm.logpdf(x, message, noise),
     )
 
-  ratio = density(1) ** order * density(-1) ** (1.0 - order)
+  ratio = np.exp(order * log_density(1) + (1 - order) * log_density(-1))
   return math.log(np.trapezoid(ratio, x)) / (order - 1)
 
 
