@@ -412,7 +412,7 @@ def _parse_flags() -> dict[str, Any]:
     epsilons = [float(text) for text in _EPSILONS.value]
   except ValueError:
     epsilons = [math.nan]
-  if not all(0 < epsilon < math.inf for epsilon in epsilons):
+  if not epsilons or not all(0 < e < math.inf for e in epsilons):
     raise ValueError(
         f'--epsilons={",".join(_EPSILONS.value)}: use positive numbers.'
     )
