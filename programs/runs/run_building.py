@@ -199,6 +199,7 @@ def build_process(
   choices = {
       'server_optimizer': settings.build_server_optimizer(),
       'statistics_aggregator': _statistics_aggregator(settings, num_clients),
+      'client_filter': settings.client_filter,
       'num_clients': num_clients if algorithm.needs_num_clients else None,
   }
   arguments = {

@@ -482,6 +482,13 @@ _FBN_NEEDS = (
         ' float32',
         'precision',
     ),
+    Need(
+        'client_filter',
+        lambda options: options.client_filter is None
+        or _has_no_averages(options),
+        ': the averages of the backward pass are those of all clients',
+        'fbn_backward',
+    ),
 )
 
 
@@ -511,6 +518,11 @@ _PLAIN_SGD = (
     ' steps of plain SGD; use '
 )
 _LOSSES = ', which weights the clients by their losses'
+_ALL_CLIENTS = Need(
+    'client_filter',
+    lambda options: options.client_filter is None,
+    ', which corrects drift: the filter is for algorithms without a correction',
+)
 _NO_AVERAGES = Need(
     'fbn_backward',
     _has_no_averages,
@@ -535,6 +547,7 @@ CORRECTIONS: Parts[Correction] = Parts(
         ' --proximal_strength)',
         f'{_ROOM}.fed_prox:build_fed_prox',
         (PROXIMAL_STRENGTH,),
+        needs=(_ALL_CLIENTS,),
     ),
     Correction(
         'scaffold',
@@ -544,6 +557,7 @@ CORRECTIONS: Parts[Correction] = Parts(
         client_weighting='uniform',
         needs_num_clients=True,
         needs=(
+            _ALL_CLIENTS,
             Need('client_optimizer', _is_plain_sgd, f'{_PLAIN_SGD}sgd'),
             Need(
                 'client_momentum',
@@ -558,6 +572,7 @@ CORRECTIONS: Parts[Correction] = Parts(
         " from the features of the client's previous model",
         f'{_ROOM}.moon:build_moon',
         (MOON_WEIGHT, MOON_TEMPERATURE, MOON_FEATURE_LAYER),
+        needs=(_ALL_CLIENTS,),
     ),
     Correction(
         'fedbs',
@@ -566,6 +581,7 @@ CORRECTIONS: Parts[Correction] = Parts(
         f'{_ROOM}.fed_bs:build_fed_bs',
         (FEDBS_EPSILON, PROXIMAL_STRENGTH),
         needs=(
+            _ALL_CLIENTS,
             Need(
                 'model_aggregator',
                 lambda options: options.model_aggregator == 'mean',
@@ -582,9 +598,10 @@ CORRECTIONS: Parts[Correction] = Parts(
 )
 
 _SERVER = (server.SERVER_OPTIMIZER, server.SERVER_CLIP_NORM)
-_SHARED = (STATISTICS, rules.STATISTICS_AGGREGATOR)
+_SHARED = (STATISTICS, rules.STATISTICS_AGGREGATOR, rules.CLIENT_FILTER)
 _FBN = (
     rules.STATISTICS_AGGREGATOR,
+    rules.CLIENT_FILTER,
     POOLED,
     FBN_BACKWARD,
     FBN_BACKWARD_RESTART,

@@ -1,6 +1,7 @@
 """Robust rules, the steps before a rule (wrappers), and attacks."""
 
 import dataclasses
+import functools
 import inspect
 from typing import Any, Optional
 
@@ -14,8 +15,6 @@ from tff_bn.catalog.options import Option
 MEAN = 'mean'
 # The options that name rules.
 AGGREGATORS = ('model_aggregator', 'statistics_aggregator')
-# The attack that changes the attackers' data. All others change what they send.
-LABEL_FLIP = 'label_flip'
 _ROOM = 'tff_bn.aggregators'
 
 
@@ -48,20 +47,24 @@ class Attack(parts.Part):
 
   Attributes:
     strength: The argument that gets `--attack_strength`, if there is one.
+    poisons_data: Whether attackers train honestly on falsified data, which
+      `builds` makes, given the clients' data and the number of attackers.
+      Otherwise they falsify what they send.
   """
 
   strength: Optional[Option] = None
-
-  @property
-  def falsifies_labels(self) -> bool:
-    """Whether attackers train honestly on falsified labels."""
-    return self.name == LABEL_FLIP
+  poisons_data: bool = False
 
 
 def chain(name: str) -> list[Wrapper | Rule]:
   """Returns the wrappers and the rule of an aggregator such as nnm+median."""
   *wrappers, last = name.split('+')
   return [*(WRAPPERS[wrapper] for wrapper in wrappers), RULES[last]]
+
+
+def _is_mean(name: str, options: Any) -> bool:
+  """Whether an aggregator is the mean, or has no effect."""
+  return getattr(options, name) in ('mean', None)
 
 
 def _used_parts(options: Any) -> list[Wrapper | Rule]:
@@ -354,6 +357,7 @@ DEVIATIONS = Option(
 EPSILON = Option('epsilon', value_types.POSITIVE, '', 0.5)
 # Blanchard et al. 2017.
 STDDEV = Option('stddev', value_types.POSITIVE, '', 200.0)
+WHITE_SHARE = Option('share', value_types.PART, '', 0.5)
 
 ATTACKS = parts.Parts(
     Attack(
@@ -411,10 +415,20 @@ ATTACKS = parts.Parts(
         f'{_ROOM}.attacks:Infinity',
     ),
     Attack(
-        LABEL_FLIP,
+        'label_flip',
         'trains honestly on labels y that became C - 1 - y; ignores'
         ' --attack_target',
-        'tff_bn.data.label_flipping:flip_labels',
+        'tff_bn.data.label_flipping:with_flipped_labels',
+        poisons_data=True,
+    ),
+    Attack(
+        'soda',
+        'trains honestly on inputs x that became (1 - s) x + s max(x), with s ='
+        ' --attack_strength, and right labels: this moves the BN statistics and'
+        ' hardly changes the rest; ignores --attack_target',
+        'tff_bn.data.shifted_inputs:with_shifted_inputs',
+        strength=WHITE_SHARE,
+        poisons_data=True,
     ),
     of_object=_attack_of_object,
 )
@@ -496,6 +510,40 @@ STATISTICS_AGGREGATOR = Option(
     'mean',
     feature=OWN_NAME,
 )
+FILTERS: parts.Parts[parts.Part] = parts.Parts(
+    parts.Part(
+        'bnguard',
+        'divides the clients into two clusters by the statistics of the first'
+        ' BN layer, and averages the larger cluster',
+        f'{_ROOM}.bn_guard:BnGuardFactory',
+    ),
+)
+CLIENT_FILTER = Option(
+    'client_filter',
+    value_types.Choice(FILTERS),
+    'How the server chooses the clients of a round that it averages:\n'
+    + parts.listing(FILTERS),
+    default_text='averages all clients',
+    argument=OWN_NAME,
+    conditions=(
+        *(
+            Condition(
+                name,
+                functools.partial(_is_mean, name),
+                f'is impossible with --{name}={{}}: the clients that are left'
+                ' are averaged',
+            )
+            for name in AGGREGATORS
+        ),
+        Condition(
+            'attack',
+            lambda options: not falsifies_values(options.attack),
+            'is impossible with --attack={}, which needs a rule to attack; use'
+            ' an attack that falsifies data',
+        ),
+    ),
+    feature=OWN_NAME,
+)
 ATTACK = Option(
     'attack',
     parts.PartName(ATTACKS, OTHER_PARTS),
@@ -516,8 +564,8 @@ ATTACK_TARGET = _attack_option(
     conditions=(
         Condition(
             'attack',
-            lambda options: not ATTACKS[options.attack].falsifies_labels,
-            'has no effect on --attack={}, which falsifies labels',
+            lambda options: not ATTACKS[options.attack].poisons_data,
+            'has no effect on --attack={}, which falsifies data',
         ),
     ),
 )
@@ -549,6 +597,7 @@ NUM_ATTACKERS = _attack_option(
 OPTIONS = (
     MODEL_AGGREGATOR,
     STATISTICS_AGGREGATOR,
+    CLIENT_FILTER,
     NUM_BYZANTINE,
     CLIPPING_RADIUS,
     CLIPPING_NORM,
@@ -563,7 +612,7 @@ OPTIONS = (
 
 def falsifies_values(attack: Optional[str]) -> bool:
   """Whether an attack changes the values that clients send, not their data."""
-  return attack is not None and not ATTACKS[attack].falsifies_labels
+  return attack is not None and not ATTACKS[attack].poisons_data
 
 
 def takes_no_weights(options: Any) -> bool:

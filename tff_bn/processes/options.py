@@ -11,6 +11,7 @@ from tff_bn.aggregators import moments_factories
 from tff_bn.aggregators import weighted_mean
 from tff_bn.catalog import local_training
 from tff_bn.catalog import options as catalog_options
+from tff_bn.catalog import rules
 from tff_bn.catalog import server
 from tff_bn.clients.drift_correction import DriftCorrection
 from tff_bn.clients.drift_correction import RoundVariants
@@ -41,6 +42,9 @@ class Options(LocalTrainingOptions, total=False):
       statistics, such as `tff_bn.aggregators.PooledMomentsFactory()`; or a
       `tff_bn.aggregators.Rule` that replaces the mean. Default: the naive mean
       of the means and of the variances.
+    client_filter: `'bnguard'`: the server averages only a part of the clients,
+      see `tff_bn.aggregators.BnGuardFactory`. It excludes rules and
+      `drift_correction`. Default: all clients.
     seed: Determines dropout and other random layers, together with the round
       and the client's first batch. Determines also the phases of personal
       position encodings, together with the client's number, see
@@ -57,6 +61,7 @@ class Options(LocalTrainingOptions, total=False):
   drift_correction: Optional[DriftCorrection]
   model_aggregator: Optional[model_update.AggregationFactory]
   statistics_aggregator: Optional[tff.aggregators.UnweightedAggregationFactory]
+  client_filter: Optional[str]
 
 
 def check_names(known: type, given: Iterable[str]) -> None:
@@ -92,10 +97,11 @@ class ProcessConfig(LocalTrainingConfig):
   statistics_aggregator: Optional[
       tff.aggregators.UnweightedAggregationFactory
   ] = None
+  client_filter: Optional[str] = None
 
   def __post_init__(self):
     super().__post_init__()
-    catalog_options.check_fields(self, server.OPTIONS)
+    catalog_options.check_fields(self, (*server.OPTIONS, rules.CLIENT_FILTER))
     weighted = tff.aggregators.WeightedAggregationFactory
     unweighted = tff.aggregators.UnweightedAggregationFactory
     checks.check_type(
@@ -122,6 +128,27 @@ class ProcessConfig(LocalTrainingConfig):
         (DriftCorrection, type(None)),
         'be a DriftCorrection, such as tff_bn.algorithms.FedProx(0.001)',
     )
+    if self.client_filter is not None:
+      self._check_filter()
+
+  def _check_filter(self) -> None:
+    """Checks that the clients that a filter leaves are averaged."""
+    statistics = self.statistics_aggregator
+    has_moments = statistics is None or (
+        isinstance(statistics, moments_factories.MomentsFactory)
+        and statistics.rule is None
+    )
+    for name, is_possible in (
+        ('model_aggregator', self._has_mean()),
+        ('statistics_aggregator', has_moments),
+        ('drift_correction', self.drift_correction is None),
+    ):
+      if not is_possible:
+        raise ValueError(
+            f'client_filter={self.client_filter!r} is impossible with'
+            f' {name}={type(getattr(self, name)).__name__}: it averages the'
+            ' models and the statistics of the clients that are left.'
+        )
 
   def round_variants(self) -> Optional[RoundVariants]:
     """Returns the variants of the drift correction, if they can be used."""
@@ -131,9 +158,10 @@ class ProcessConfig(LocalTrainingConfig):
 
   def _averages_models(self) -> bool:
     """Whether the server's new model is the mean of the clients' models."""
-    if self.server_clip_norm is not None or not isinstance(
-        self.model_aggregator,
-        (weighted_mean.WeightedMeanFactory, type(None)),
+    if (
+        self.server_clip_norm is not None
+        or self.client_filter is not None
+        or not self._has_mean()
     ):
       return False
     if self.server_optimizer is None:
@@ -147,8 +175,16 @@ class ProcessConfig(LocalTrainingConfig):
         averaging
     )
 
-  def update_factory(self) -> model_update.ModelUpdateFactory:
+  def _has_mean(self) -> bool:
+    return isinstance(
+        self.model_aggregator, (weighted_mean.WeightedMeanFactory, type(None))
+    )
+
+  def update_factory(self) -> tff.aggregators.WeightedAggregationFactory:
     """Returns the factory that aggregates the clients' updates."""
+    if self.client_filter is not None:
+      build_factory = rules.FILTERS[self.client_filter].load()
+      return build_factory(self.statistics_aggregator)
     model = self.model_aggregator
     if model is None:
       model = weighted_mean.WeightedMeanFactory()

@@ -32,6 +32,8 @@ _TRAIN = measures.TRAIN
 _TEST = measures.TEST
 _CLIENT_TEST = measures.CLIENT_TEST
 _VALIDATION = measures.VALIDATION
+# A measurement of a `client_filter`.
+NUM_FILTERED = 'num_filtered_clients'
 _EVALUATION = 'evaluation/'  # The prefix in TFF's training loop.
 
 
@@ -40,6 +42,7 @@ def column_names(
     correction_names: Sequence[str] = (),
     *,
     has_validation: bool = False,
+    has_filter: bool = False,
 ) -> tuple[str, ...]:
   """Returns the columns of `metrics.csv`, see `train`.
 
@@ -49,6 +52,7 @@ def column_names(
     correction_names: The names of the metrics of a correction of the clients'
       drift.
     has_validation: Whether there is validation data.
+    has_filter: Whether the server averages only a part of the clients.
   """
   measured = ('loss', *metric_names)
   main_name = main_metric(metric_names)
@@ -59,7 +63,9 @@ def column_names(
       'round',
       *(f'{prefix}{name}' for prefix in prefixes for name in measured),
       *(f'{prefix}{main_name}' for prefix in measures.SPREAD),
-      *('num_clients', 'num_dropped_clients', 'rejected_rounds'),
+      *('num_clients', 'num_dropped_clients'),
+      *([NUM_FILTERED] if has_filter else ()),
+      'rejected_rounds',
       *('max_update_norm_ratio', 'exchanges', 'megabytes'),
       *correction_names,
   )
@@ -102,6 +108,7 @@ class MetricsLog(tff.program.ReleaseManager):
       on_rows: Callable[[Sequence[Row]], None] = lambda rows: None,
       has_client_models: Optional[bool] = None,
       has_validation: bool = False,
+      has_filter: bool = False,
   ):
     """Initializes the log, and reads and writes nothing.
 
@@ -120,11 +127,15 @@ class MetricsLog(tff.program.ReleaseManager):
       has_client_models: Whether the clients have own models; None if it is
         unknown.
       has_validation: Whether there is validation data.
+      has_filter: Whether the server averages only a part of the clients.
     """
     self._path = run_dir / run_entries.METRICS
     self._logdir = run_dir / run_entries.LOGDIR
     self._columns = column_names(
-        metric_names, correction_names, has_validation=has_validation
+        metric_names,
+        correction_names,
+        has_validation=has_validation,
+        has_filter=has_filter,
     )
     # The column of the last evaluation that the bar shows.
     self._shown_column = f'{_TEST}{main_metric(metric_names)}'
@@ -250,6 +261,9 @@ class MetricsLog(tff.program.ReleaseManager):
         row[f'{_TRAIN}{name}'] = _rounded(number)
     for name in ('num_clients', 'num_dropped_clients'):
       row[name] = int(client_work.get(name, 0))
+    filtered = _part(value, 'aggregator').get(NUM_FILTERED)
+    if filtered is not None:
+      row[NUM_FILTERED] = int(filtered)
     finalizer = _part(value, 'finalizer')
     row['rejected_rounds'] = int(finalizer.get('rejected_rounds', 0))
     ratio = float(client_work.get('max_update_norm_ratio', math.nan))

@@ -124,6 +124,7 @@ class Records:
                 run_dir,
                 metric_names=self.evaluation.metric_names,
                 correction_names=_correction_names(process),
+                has_filter=_has_filter(process),
                 is_due=is_due,
                 num_rounds=config.rounds,
                 costs_fn=self._costs_until,
@@ -218,9 +219,20 @@ def is_finite(model: BatchNormModel, weights: ModelWeights) -> bool:
 
 def _correction_names(process: Process) -> Sequence[str]:
   """Returns the names of the metrics of a correction of the clients' drift."""
+  return _metric_names(process, 'client_work', 'correction')
+
+
+def _has_filter(process: Process) -> bool:
+  """Whether the server averages only a part of the clients."""
+  return metrics_log.NUM_FILTERED in _metric_names(process, 'aggregator')
+
+
+def _metric_names(process: Process, *path: str) -> Sequence[str]:
+  """Returns the names of a part of a process's metrics."""
   try:
-    metrics_type = process.next.type_signature.result.metrics.member
-    correction_type = metrics_type['client_work']['correction']
+    part = process.next.type_signature.result.metrics.member
+    for name in path:
+      part = part[name]
   except (AttributeError, KeyError, TypeError):
     return ()  # The process of another package.
-  return [name for name, _ in tff.structure.iter_elements(correction_type)]
+  return [name for name, _ in tff.structure.iter_elements(part) if name]
