@@ -55,6 +55,22 @@ def _not_nan(weight: tff.Value) -> tff.Value:
   return tff.federated_map(not_nan, weight)
 
 
+def count_of(weight_type: tff.Type) -> tff.Computation:
+  """Returns the computation of a client's terms of the numbers of clients.
+
+  `num_participants` counts positive weights, `num_dropped` the weight NaN.
+  """
+
+  @tff.tensorflow.computation(weight_type)
+  def count(weight):
+    return collections.OrderedDict(
+        num_participants=tf.cast(weight > 0, tf.int32),
+        num_dropped=tf.cast(tf.math.is_nan(weight), tf.int32),
+    )
+
+  return count
+
+
 class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
   """Composes one aggregator for each part of a client's update."""
 
@@ -109,12 +125,7 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
       else:
         processes[part] = factory.create(part_type)
 
-    @tff.tensorflow.computation(weight_type)
-    def count(weight):
-      return collections.OrderedDict(
-          num_participants=tf.cast(weight > 0, tf.int32),
-          num_dropped=tf.cast(tf.math.is_nan(weight), tf.int32),
-      )
+    count = count_of(weight_type)
 
     @tff.federated_computation
     def initialize():

@@ -10,6 +10,7 @@ import tensorflow_federated as tff
 
 from tff_bn.aggregators import model_update
 from tff_bn.aggregators import moments_summary
+from tff_bn.aggregators import moments_sums
 from tff_bn.catalog import value_types
 from tff_bn.layers.batch_moments import Moments
 
@@ -150,9 +151,43 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     clients' counts.
     """
 
+  # Whether `_factor` can be another one than `None`, and whether `_weight` is
+  # the count.
+  _has_spread = True
+  _weighs_by_count = True
+
   def _weight(self, count: tf.Tensor) -> tf.Tensor:
     """Returns a client's weight in the mean."""
     return count
+
+  def sums(
+      self,
+      value_type: tff.Type,
+      num_clients: Optional[float] = None,
+      smallest_variance: float = 0.0,
+  ) -> moments_sums.MomentsSums:
+    """Returns the same aggregation as sums over the clients.
+
+    Args:
+      value_type: A list of moments.
+      num_clients: See `MomentsSums`.
+      smallest_variance: See `MomentsSums`.
+
+    Raises:
+      ValueError: If the factory has a rule, which needs the clients' values.
+    """
+    if self.rule is not None:
+      raise ValueError(
+          f'{type(self).__name__} has the rule {type(self.rule).__name__},'
+          ' which needs the values of all clients, but gets only their sums.'
+      )
+    return moments_sums.MomentsSums(
+        to_moments_type(value_type),
+        None if self._weighs_by_count else self._weight,
+        self._variance if self._has_spread else None,
+        num_clients,
+        smallest_variance,
+    )
 
   def _variance(
       self, layer: int, count: tf.Tensor, within: tf.Tensor, between: tf.Tensor
@@ -240,6 +275,8 @@ class NaiveMomentsFactory(MomentsFactory):
   that the clients' means differ, so it underestimates the variance.
   """
 
+  _has_spread = False
+
   def _factor(self, layer, count):
     return None
 
@@ -300,7 +337,7 @@ class FbnMomentsFactory(MomentsFactory):
     for value in self._momentums:
       value_types.MOMENTUM.check('momentum', value, self)
     self._is_shared = not np.ndim(momentum)
-    self._pooled = pooled
+    self._weighs_by_count = pooled
     self._unbiased = unbiased
 
   def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
@@ -322,4 +359,4 @@ class FbnMomentsFactory(MomentsFactory):
     return count / tf.maximum(count - 1, 1) / rate
 
   def _weight(self, count):
-    return count if self._pooled else tf.cast(count > 0, count.dtype)
+    return count if self._weighs_by_count else tf.cast(count > 0, count.dtype)

@@ -53,8 +53,19 @@ class JoinedLayers:
         ]
     ).astype(np.int32)
 
-  def _per_channel(self, counts: tf.Tensor) -> tf.Tensor:
+  def per_channel(self, counts: tf.Tensor) -> tf.Tensor:
+    """Returns the count of each channel from the joined counts of layers."""
     return tf.gather(counts, self._count_of_channel)
+
+  def join(self, statistics: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Joins the means and the variances of a list of pairs of all layers."""
+    mean, variance = (
+        tf.concat([tf.reshape(x, [-1]) for x in field], axis=0)
+        for field in zip(
+            *(statistics[place] for place in self._layers), strict=True
+        )
+    )
+    return mean, variance
 
   def of_nobody(self) -> Summary:
     """Returns the summary of no clients."""
@@ -79,7 +90,7 @@ class JoinedLayers:
     )
     is_found = count > 0
     count = tf.where(is_found, count, tf.zeros_like(count))
-    is_found = self._per_channel(is_found)
+    is_found = self.per_channel(is_found)
     zeros = tf.zeros_like(mean)
     return Summary(
         weight=weight(count),
@@ -96,7 +107,7 @@ class JoinedLayers:
     spread within and between the sets.
     """
     weight = a.weight + b.weight
-    share = self._per_channel(tf.math.divide_no_nan(b.weight, weight))
+    share = self.per_channel(tf.math.divide_no_nan(b.weight, weight))
     rest = 1 - share
     difference = b.mean - a.mean
     return Summary(

@@ -20,6 +20,7 @@ import functools
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
+from tff_bn.aggregators import summed_update
 from tff_bn.algorithms import fed_prox
 from tff_bn.catalog import algorithms
 from tff_bn.catalog import value_types
@@ -126,6 +127,7 @@ def build_fedtan(
         f' FedTAN: {algorithms.FIRST_STEP}. Only FedProx can, because its term'
         ' is 0 in the first step.'
     )
+  factory = options.get('sum_aggregator')
   return averaging.build_shared(
       model,
       client_optimizer,
@@ -133,6 +135,7 @@ def build_fedtan(
           work.FedTanWork,
           fused_moments=moments == 'fused',
           synchronize_backward=synchronize == 'forward_and_backward',
+          sums=None if factory is None else summed_update.of_round(factory),
       ),
       **options,
   )
@@ -181,6 +184,7 @@ def build_fedtan_ii(
       model,
       client_optimizer,
       build_work=FixedStatisticsWork,
+      exchanges_of=fedtan,
       **options,
   )
   return phased_process.build_phased_process(

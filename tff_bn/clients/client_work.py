@@ -65,18 +65,38 @@ class MovingStatistics:
         return np.zeros_like(num_batches)
 
 
+class ClientsRound(NamedTuple):
+  """What the clients' part of a round returns.
+
+  Attributes:
+    result: What `for_round` returns, at the clients.
+    exchange_states: The next state of each of `ClientUpdate.exchanges`.
+    exchange_measurements: The measurements of each of them.
+  """
+
+  result: tff.Value
+  exchange_states: Sequence[tff.Value] = ()
+  exchange_measurements: Sequence[tff.Value] = ()
+
+
 class ClientUpdate(NamedTuple):
   """The clients' part of a round, and the type of one client's result.
 
-  `run` is for use in a `tff.federated_computation`. It takes the server's state
-  for the clients, the shared weights, the clients' states if they have any, and
-  the data, and returns what `for_round` returns, all at the clients.
-  `array_forms` are the computations in it that take a client's dataset.
+  Attributes:
+    run: Makes this part, in a `tff.federated_computation`. It takes the states
+      of `exchanges`, a list of values at the server; the server's state for the
+      clients, the shared weights, the clients' states if they have any, and the
+      data, all at the clients. It returns a `ClientsRound`.
+    result_type: The type of one client's result.
+    array_forms: The computations in it that take a client's dataset.
+    exchanges: The aggregators of the exchanges before the update. Empty if
+      there are none, or if these need no state.
   """
 
-  run: Callable[..., tff.Value]
+  run: Callable[..., ClientsRound]
   result_type: tff.StructType
   array_forms: Sequence[array_form.ArrayForm]
+  exchanges: Sequence[tff.templates.AggregationProcess] = ()
 
 
 class RoundStart(NamedTuple):
@@ -175,6 +195,9 @@ class ClientWork:
       client_type: The type of a client's state; `None` if clients keep none.
     """
     raise NotImplementedError
+
+  # The number of exchanges before the update.
+  num_exchanges = 0
 
   # Whether clients have own models beside their local variables.
   has_client_models = False

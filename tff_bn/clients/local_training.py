@@ -475,7 +475,9 @@ class LocalTrainingWork(client_work.ClientWork):
         client_update, types, self._model.input_spec, compiled_flops
     )
     return client_work.ClientUpdate(
-        lambda *arguments: tff.federated_map(form.computation, arguments),
+        lambda _, *arguments: client_work.ClientsRound(
+            tff.federated_map(form.computation, arguments)
+        ),
         form.computation.type_signature.result,
         [form],
     )

@@ -27,6 +27,8 @@ from typing import Optional
 import keras
 import tensorflow as tf
 
+from tff_bn.aggregators.relative_statistics import RelativeStatistics
+from tff_bn.aggregators.summed_update import RoundSums
 from tff_bn.common import numerics
 from tff_bn.fedtan import model_checks
 from tff_bn.fedtan import staged_function
@@ -34,6 +36,7 @@ from tff_bn.fedtan.batch_norm_kernels import Kernels
 from tff_bn.fedtan.batch_norm_kernels import Statistics
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.layers import discovery
+from tff_bn.layers.batch_moments import Moments
 
 # A client is left out if the sum over this many clients with its values would
 # overflow, because the answer would be useless for all others.
@@ -65,6 +68,7 @@ class SynchronizedBatchNorm:
       *,
       fused_moments: bool,
       synchronize_backward: bool,
+      sums: Optional[RoundSums] = None,
   ):
     """Initializes the calls.
 
@@ -81,6 +85,11 @@ class SynchronizedBatchNorm:
       synchronize_backward: If true, the gradients with respect to the
         statistics are sums over all clients. If false, each client uses its
         own.
+      sums: If given, all questions are `Answer.SUM`, and statistics are sent
+        relative to the layer's running ones, see
+        `tff_bn.aggregators.relative_statistics`. With a fixed number of
+        clients, neither weights nor counts are sent, and `client_weight` must
+        be 1 or 0.
     """
     self.squared_norm = tf.zeros([], tf.float32)
     self._model = model
@@ -89,6 +98,7 @@ class SynchronizedBatchNorm:
     self._client_weight = client_weight
     self._fused_moments = fused_moments
     self._synchronize_backward = synchronize_backward
+    self._round_sums = sums
 
   def __call__(
       self,
@@ -106,7 +116,7 @@ class SynchronizedBatchNorm:
       ]
       raise model_checks.inside_of_control_flow(containers[-1], layer)
     kernels = Kernels(layer, inputs, mask)
-    statistics = self._statistics(kernels)
+    statistics = self._statistics(kernels, layer)
     _update_moving_statistics(layer, statistics)
     output = self._normalize(
         kernels, statistics, *fused_batch_norm.affine_weights(layer)
@@ -114,7 +124,9 @@ class SynchronizedBatchNorm:
     output.set_shape(inputs.shape)
     return tf.cast(output, layer.compute_dtype)
 
-  def _statistics(self, kernels: Kernels) -> Statistics:
+  def _statistics(
+      self, kernels: Kernels, layer: keras.layers.BatchNormalization
+  ) -> Statistics:
     """Exchanges the statistics of all clients, as the paper's algorithm 2."""
     seen = kernels.moments()
     count, mean, variance = seen
@@ -122,6 +134,10 @@ class SynchronizedBatchNorm:
     second_moment = variance + tf.math.square(mean)
     self.squared_norm += tf.cast(tf.reduce_sum(second_moment), tf.float32)
     sound = _can_be_summed(tf.maximum(weight, count) * second_moment)
+    if self._round_sums is not None:
+      return kernels.as_keras(
+          self._from_sums(self._round_sums, seen, weight, sound, layer)
+      )
     if self._fused_moments:
       pooled = self._ask(Answer.POOLED_MOMENTS, seen, sound)
       return kernels.as_keras(
@@ -150,6 +166,64 @@ class SynchronizedBatchNorm:
             total['count'],
             tf.math.divide_no_nan(weight, total['weight'] * count),
         )
+    )
+
+  def _from_sums(
+      self,
+      sums: RoundSums,
+      seen: Moments,
+      weight: tf.Tensor,
+      sound: tf.Tensor,
+      layer: keras.layers.BatchNormalization,
+  ) -> Statistics:
+    """Exchanges the statistics as sums of relative ones."""
+    count, mean, variance = seen
+    relative = RelativeStatistics(
+        *(
+            tf.cast(variable, mean.dtype)
+            for variable in (layer.moving_mean, layer.moving_variance)
+        )
+    )
+    if self._fused_moments and sums.num_clients is None:
+      weight = count
+    own_mean = relative.of_mean(mean)
+    sent = collections.OrderedDict(mean=weight * own_mean)
+    if sums.num_clients is None:
+      sent['weight'] = weight
+    if self._fused_moments:
+      sent['variance'] = weight * relative.of_variance(variance)
+      sent['square'] = weight * tf.math.square(own_mean)
+    answer = self._ask(Answer.SUM, sent, sound)
+    total = (
+        tf.constant(sums.num_clients, mean.dtype)
+        if sums.num_clients is not None
+        else tf.maximum(answer['weight'], 0)
+    )
+    relative_mean = tf.math.divide_no_nan(answer['mean'], total)
+    global_mean = relative.to_mean(relative_mean)
+    if self._fused_moments:
+      global_variance = relative.to_variance(
+          tf.math.divide_no_nan(answer['variance'], total)
+      ) + relative.spread(
+          relative_mean, tf.math.divide_no_nan(answer['square'], total)
+      )
+    else:
+      deviation = weight * relative.of_variance(
+          variance + tf.math.square(mean - global_mean)
+      )
+      global_variance = relative.to_variance(
+          tf.math.divide_no_nan(
+              self._ask(Answer.SUM, deviation, _can_be_summed(deviation)), total
+          )
+      )
+    return Statistics(
+        global_mean,
+        # Rounding can make it negative, too.
+        tf.maximum(
+            relative.at_least(global_variance, sums.smallest_variance), 0
+        ),
+        total,
+        tf.math.divide_no_nan(weight, total * count),
     )
 
   def _normalize(

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.aggregators import summed_update
 from tff_bn.clients import client_work
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_step import LocalResult
@@ -59,11 +60,21 @@ class FedTanWork(client_work.ClientWork):
       *,
       fused_moments: bool,
       synchronize_backward: bool,
+      sums: Optional[summed_update.RoundSums] = None,
   ):
     """Traces the first step and the ordinary ones.
 
-    See `SynchronizedBatchNorm` for the last two arguments.
+    Args:
+      model: The model.
+      config: The settings of local training.
+      weights: The shared weights.
+      correction: The correction of the clients' drift.
+      fused_moments: See `SynchronizedBatchNorm`.
+      synchronize_backward: See `SynchronizedBatchNorm`.
+      sums: The factory of the sums of the values that clients send in each
+        exchange. Default: plain sums, and pooled moments.
     """
+    self._sums = sums
     training = (
         LocalStep(model, config, correction)
         if config.local_steps == 1
@@ -81,6 +92,11 @@ class FedTanWork(client_work.ClientWork):
         fused_moments, synchronize_backward
     )
 
+  @property
+  def num_exchanges(self) -> int:  # type: ignore[override]
+    """See the base class."""
+    return self._first_step.num_stages - 1
+
   def _trace_first_step(
       self, fused_moments: bool, synchronize_backward: bool
   ) -> staged_function.StagedFunction[Answer]:
@@ -96,6 +112,7 @@ class FedTanWork(client_work.ClientWork):
           self.client_weight(num_examples, weight_sum),
           fused_moments=fused_moments,
           synchronize_backward=synchronize_backward,
+          sums=self._sums,
       )
       with (
           batch_norm_calls.replaced(keras_model, synchronized),
@@ -181,15 +198,38 @@ class FedTanWork(client_work.ClientWork):
         end = self._build_last_stage(answers_type, carried_types)
         computations.append(end.computation)
 
-    def update_clients(state, weights, data):
+    exchanges = []
+    if self._sums is not None:
+      exchanges = [
+          summed_update.ExchangeFactory(factory).create(
+              computation.type_signature.result['sent']
+          )
+          for factory, computation in zip(
+              self._sums.exchange_factories(self.num_exchanges),
+              computations[:-1],
+              strict=True,
+          )
+      ]
+
+    def update_clients(exchange_states, state, weights, data):
       result = tff.federated_map(computations[0], (state, weights, data))
       carried = []
+      outputs = []
       for number in range(1, last + 1):
+        if exchanges:
+          outputs.append(
+              exchanges[number - 1].next(
+                  exchange_states[number - 1], result['sent']
+              )
+          )
+          answers = outputs[-1].result
+        else:
+          answers = exchange.combine(result['sent'])
         carried.append(
             exchange.unpack(targets[number - 1], result, exchange.select)
         )
         arguments = [
-            tff.federated_broadcast(exchange.combine(result['sent'])),
+            tff.federated_broadcast(answers),
             result['takes_part'],
             *(carried[s][number] for s in first_step.sources_of(number)),
         ]
@@ -198,12 +238,17 @@ class FedTanWork(client_work.ClientWork):
         result = tff.federated_map(
             computations[number], tff.federated_zip(arguments)
         )
-      return result
+      return client_work.ClientsRound(
+          result,
+          [output.state for output in outputs],
+          [output.measurements for output in outputs],
+      )
 
     return client_work.ClientUpdate(
         update_clients,
         computations[-1].type_signature.result,
         [start, end],
+        exchanges,
     )
 
   def _values_before(

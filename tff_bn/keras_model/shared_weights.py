@@ -36,6 +36,9 @@ class SharedWeights:
   the shared variables.
   """
 
+  # The names of the parts of an update.
+  PARTS = frozenset({'trainable', 'statistics', 'other_state'})
+
   def __init__(self, model: BatchNormModel, partition: Partition):
     """Splits the variables.
 

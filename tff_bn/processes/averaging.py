@@ -4,7 +4,7 @@ FedAvg, FedBN, SiloBN, local affine and single differ only in the partition.
 """
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any, Optional
@@ -13,6 +13,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
+from tff_bn.aggregators import summed_update
+from tff_bn.clients.client_work import ClientsRound
 from tff_bn.clients.client_work import ClientWork
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.drift_correction import DriftCorrection
@@ -65,6 +67,7 @@ def build_shared(
     build_work: BuildWork = LocalTrainingWork,
     move_statistics: Optional[MoveStatistics] = None,
     partition: Partition = FEDAVG,
+    exchanges_of: Optional[Process] = None,
     **options: Unpack[Options],
 ) -> Process:
   """Builds a process that averages every variable, or most of them.
@@ -79,6 +82,9 @@ def build_shared(
     move_statistics: Computes the new running statistics, see
       `SharedWeights.apply`. Default: the aggregated ones.
     partition: Which variables are fixed or local. Default: none.
+    exchanges_of: An earlier phase, whose exchanges within a round may have
+      states and measurements: the states stay as they are, and the measurements
+      are 0.
     **options: See `Options`.
 
   Returns:
@@ -94,6 +100,7 @@ def build_shared(
       None,
       options,
       keeps_states=False,
+      exchanges_of=exchanges_of,
   )
 
 
@@ -181,6 +188,7 @@ def _build_process(
     options: Options,
     *,
     keeps_states: bool,
+    exchanges_of: Optional[Process] = None,
 ) -> Process:
   """Checks the options and builds the process of `build_partitioned`.
 
@@ -198,12 +206,28 @@ def _build_process(
         build_work,
         move_statistics,
         keeps_states=keeps_states,
+        exchanges_of=exchanges_of,
     ).build_process(build_evaluation_state)
 
   variants = config.round_variants()
   if variants is None:
     return build(config.drift_correction)
   return variants.combine(build(variants.short), build(variants.full))
+
+
+# What each client counts, see `ClientWork.report`.
+_CLIENT_COUNTS = {'num_clients', 'num_dropped_clients', 'num_participants'}
+
+
+def _names(struct_type: tff.StructType) -> set[Any]:
+  return {name for name, _ in tff.structure.iter_elements(struct_type)}
+
+
+def _zipped(values: Sequence[tff.Value]) -> tff.Value:
+  """Zips values at the server; an empty structure if there are none."""
+  if not values:
+    return tff.federated_value((), tff.SERVER)
+  return tff.federated_zip(list(values))
 
 
 class _Round:
@@ -214,6 +238,9 @@ class _Round:
   3.  The aggregator combines the clients' updates.
   4.  The finalizer makes the server's step.
   5.  The work ends the round: the drift correction's next state, metrics.
+
+  The server's state has the states of exchanges before the update, if they need
+  any, in TFF's place for a distributor.
 
   Clients keep their local variables, and what the work keeps at the clients. If
   that is nothing, and `keeps_states` is false, the process is a
@@ -229,6 +256,7 @@ class _Round:
       move_statistics: Optional[MoveStatistics],
       *,
       keeps_states: bool,
+      exchanges_of: Optional[Process],
   ):
     requirements.check_renorm(model, partition, config.statistics_aggregator)
     self._model = model
@@ -246,10 +274,14 @@ class _Round:
     ).type_signature.result
     # The type of a client's state; `None` if clients keep none.
     self._client_type = client_type if client_type or keeps_states else None
+    self._exchanges_of = exchanges_of
     self._update_clients = self._work.build_client_update(self._client_type)
     result_type = self._update_clients.result_type
-    self._aggregator = config.update_factory().create(
-        result_type['update'], result_type['update_weight']
+    self._check_sums(result_type)
+    self._aggregator = config.update_aggregator(
+        result_type['update'],
+        result_type['update_weight'],
+        self._work.num_exchanges,
     )
     self._finalizer = finalizer.build_finalizer(
         self._weights,
@@ -276,7 +308,7 @@ class _Round:
       return tff.federated_zip(
           LearningAlgorithmState(
               tff.federated_eval(initial_weights, tff.SERVER),
-              tff.federated_value((), tff.SERVER),
+              self._initial_exchange_states(),
               tff.federated_eval(self._work.initial_state, tff.SERVER),
               self._aggregator.initialize(),
               self._finalizer.initialize(),
@@ -284,6 +316,64 @@ class _Round:
       )
 
     return initialize
+
+  def _exchange_measurements(self, clients_round: ClientsRound) -> tff.Value:
+    """Returns the measurements of the exchanges before the updates."""
+    if self._exchanges_of is None:
+      return _zipped(clients_round.exchange_measurements)
+    measurements_type = (
+        self._exchanges_of.next.type_signature.result.metrics.member.distributor
+    )
+
+    @tff.tensorflow.computation
+    def nothing():
+      return tff.types.structure_from_tensor_type_tree(
+          lambda t: tf.zeros(t.shape, t.dtype), measurements_type
+      )
+
+    return tff.federated_eval(nothing, tff.SERVER)
+
+  def _check_sums(self, result_type: tff.StructType) -> None:
+    """Checks that `sum_aggregator` gets all that the model is computed from."""
+    factory = self._config.sum_aggregator
+    if factory is None:
+      return
+    correction = type(self._config.drift_correction).__name__
+    sums = _names(result_type['report']['clients']) - _CLIENT_COUNTS
+    if sums:
+      raise ValueError(
+          f'drift_correction={correction} is impossible with sum_aggregator:'
+          f' its clients also send {", ".join(sorted(sums))}, apart from their'
+          ' updates.'
+      )
+    parts = _names(result_type['update']) - SharedWeights.PARTS
+    if parts and summed_update.of_round(factory).num_clients is not None:
+      raise ValueError(
+          f'drift_correction={correction} is impossible with'
+          f' sum_aggregator={type(factory).__name__}: its clients also send'
+          f' {", ".join(sorted(parts))}, for which there is no norm.'
+      )
+
+  def _references(self, before: tff.Value) -> list[tff.Value]:
+    """Returns the aggregator's last argument, if it is a `SummedUpdate`."""
+    if self._config.sum_aggregator is None:
+      return []
+    if not self._weights.statistics:
+      return [tff.federated_value((), tff.SERVER)]
+
+    @tff.tensorflow.computation(self._weights.weights_type())
+    def running_statistics(weights):
+      return self._weights.running_statistics(weights)
+
+    return [tff.federated_map(running_statistics, before)]
+
+  def _initial_exchange_states(self) -> tff.Value:
+    """Returns the states of the exchanges before the clients' updates."""
+    if self._exchanges_of is not None:
+      return self._exchanges_of.initialize().distributor
+    return _zipped(
+        [process.initialize() for process in self._update_clients.exchanges]
+    )
 
   def _initial_client_state(
       self, shared: ModelWeights
@@ -412,14 +502,22 @@ class _Round:
     """
     work = self._work
     before = state.global_model_weights
-    result = self._update_clients.run(
+    clients_round = self._update_clients.run(
+        [
+            state.distributor[number]
+            for number in range(len(self._update_clients.exchanges))
+        ],
         tff.federated_broadcast(work.state_for_clients(state.client_work)),
         tff.federated_broadcast(before),
         *client_states,
         data,
     )
+    result = clients_round.result
     aggregated = self._aggregator.next(
-        state.aggregator, result['update'], result['update_weight']
+        state.aggregator,
+        result['update'],
+        result['update_weight'],
+        *self._references(before),
     )
     finalized = self._finalizer.next(state.finalizer, before, aggregated.result)
     work_state, work_metrics = work.finish_round(
@@ -432,7 +530,9 @@ class _Round:
     new_state = tff.federated_zip(
         LearningAlgorithmState(
             finalized.result,
-            state.distributor,
+            _zipped(clients_round.exchange_states)
+            if clients_round.exchange_states
+            else state.distributor,
             work_state,
             aggregated.state,
             finalized.state,
@@ -440,8 +540,7 @@ class _Round:
     )
     metrics = tff.federated_zip(
         collections.OrderedDict(
-            # As in the metrics of TFF's templates.
-            distributor=tff.federated_value((), tff.SERVER),
+            distributor=self._exchange_measurements(clients_round),
             client_work=work_metrics,
             aggregator=aggregated.measurements,
             finalizer=finalized.measurements,

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 import dataclasses
-from typing import Optional
+from typing import Optional, Union
 
 import tensorflow_federated as tff
 
 from tff_bn.aggregators import model_update
 from tff_bn.aggregators import moments_factories
+from tff_bn.aggregators import summed_update
 from tff_bn.aggregators import weighted_mean
 from tff_bn.catalog import local_training
 from tff_bn.catalog import options as catalog_options
@@ -42,9 +43,15 @@ class Options(LocalTrainingOptions, total=False):
       statistics, such as `tff_bn.aggregators.PooledMomentsFactory()`; or a
       `tff_bn.aggregators.Rule` that replaces the mean. Default: the naive mean
       of the means and of the variances.
+    sum_aggregator: An unweighted `tff.aggregators` factory of sums for
+      everything that a round's model is computed from: weights, updates,
+      statistics and the exchanges of FedTAN, such as
+      `tff.aggregators.SecureSumFactory(10.0)`, see
+      `tff_bn.aggregators.SummedUpdate`. Instead of `model_aggregator`, and of
+      a rule for the statistics. Default: none.
     client_filter: `'bnguard'`: the server averages only a part of the clients,
-      see `tff_bn.aggregators.BnGuardFactory`. It excludes rules and
-      `drift_correction`. Default: all clients.
+      see `tff_bn.aggregators.BnGuardFactory`. It excludes rules,
+      `sum_aggregator` and `drift_correction`. Default: all clients.
     seed: Determines dropout and other random layers, together with the round
       and the client's first batch. Determines also the phases of personal
       position encodings, together with the client's number, see
@@ -61,6 +68,7 @@ class Options(LocalTrainingOptions, total=False):
   drift_correction: Optional[DriftCorrection]
   model_aggregator: Optional[model_update.AggregationFactory]
   statistics_aggregator: Optional[tff.aggregators.UnweightedAggregationFactory]
+  sum_aggregator: Optional[tff.aggregators.UnweightedAggregationFactory]
   client_filter: Optional[str]
 
 
@@ -97,6 +105,7 @@ class ProcessConfig(LocalTrainingConfig):
   statistics_aggregator: Optional[
       tff.aggregators.UnweightedAggregationFactory
   ] = None
+  sum_aggregator: Optional[tff.aggregators.UnweightedAggregationFactory] = None
   client_filter: Optional[str] = None
 
   def __post_init__(self):
@@ -122,6 +131,7 @@ class ProcessConfig(LocalTrainingConfig):
         'be an unweighted factory over moments, such as'
         ' tff_bn.aggregators.PooledMomentsFactory()',
     )
+    self._check_sum_aggregator()
     checks.check_type(
         'drift_correction',
         self.drift_correction,
@@ -142,6 +152,7 @@ class ProcessConfig(LocalTrainingConfig):
         ('model_aggregator', self._has_mean()),
         ('statistics_aggregator', has_moments),
         ('drift_correction', self.drift_correction is None),
+        ('sum_aggregator', self.sum_aggregator is None),
     ):
       if not is_possible:
         raise ValueError(
@@ -149,6 +160,45 @@ class ProcessConfig(LocalTrainingConfig):
             f' {name}={type(getattr(self, name)).__name__}: it averages the'
             ' models and the statistics of the clients that are left.'
         )
+
+  def _check_sum_aggregator(self) -> None:
+    """Checks `sum_aggregator`, and what can't be given together with it."""
+    factory = self.sum_aggregator
+    if factory is None:
+      return
+    checks.check_type(
+        'sum_aggregator',
+        factory,
+        tff.aggregators.UnweightedAggregationFactory,
+        'be an unweighted factory of sums, such as'
+        ' tff.aggregators.SecureSumFactory(10.0)',
+    )
+    if isinstance(factory, model_update.ParticipatingFactory):
+      raise ValueError(
+          f'sum_aggregator={type(factory).__name__} is a rule, which needs the'
+          ' values of all clients; give a factory of sums, or use'
+          ' model_aggregator and statistics_aggregator.'
+      )
+    if self.model_aggregator is not None:
+      raise ValueError(
+          catalog_options.exclusion('model_aggregator', 'sum_aggregator')
+      )
+    statistics = self.statistics_aggregator
+    if statistics is not None and (
+        not isinstance(statistics, moments_factories.MomentsFactory)
+        or statistics.rule is not None
+    ):
+      raise ValueError(
+          f'statistics_aggregator={type(statistics).__name__} and'
+          ' sum_aggregator exclude each other, except for a moments factory'
+          ' without a rule, such as'
+          ' tff_bn.aggregators.PooledMomentsFactory().'
+      )
+    local_training.check_weighting(
+        self.client_weighting,
+        f'sum_aggregator={type(factory).__name__}',
+        summed_update.of_round(factory).num_clients is None,
+    )
 
   def round_variants(self) -> Optional[RoundVariants]:
     """Returns the variants of the drift correction, if they can be used."""
@@ -160,6 +210,7 @@ class ProcessConfig(LocalTrainingConfig):
     """Whether the server's new model is the mean of the clients' models."""
     if (
         self.server_clip_norm is not None
+        or self.sum_aggregator is not None
         or self.client_filter is not None
         or not self._has_mean()
     ):
@@ -180,11 +231,32 @@ class ProcessConfig(LocalTrainingConfig):
         self.model_aggregator, (weighted_mean.WeightedMeanFactory, type(None))
     )
 
-  def update_factory(self) -> tff.aggregators.WeightedAggregationFactory:
-    """Returns the factory that aggregates the clients' updates."""
+  def update_aggregator(
+      self,
+      update_type: tff.StructType,
+      weight_type: tff.Type,
+      num_exchanges: int,
+  ) -> Union[tff.templates.AggregationProcess, summed_update.SummedUpdate]:
+    """Returns the process that aggregates the clients' updates.
+
+    Args:
+      update_type: The type of a client's update.
+      weight_type: The type of a client's weight.
+      num_exchanges: The number of exchanges before the update.
+    """
+    if self.sum_aggregator is not None:
+      return summed_update.SummedUpdate(
+          summed_update.of_round(self.sum_aggregator),
+          self.statistics_aggregator or moments_factories.NaiveMomentsFactory(),
+          update_type,
+          weight_type,
+          num_exchanges,
+      )
     if self.client_filter is not None:
-      build_factory = rules.FILTERS[self.client_filter].load()
-      return build_factory(self.statistics_aggregator)
+      factory = rules.FILTERS[self.client_filter].load()
+      return factory(self.statistics_aggregator).create(
+          update_type, weight_type
+      )
     model = self.model_aggregator
     if model is None:
       model = weighted_mean.WeightedMeanFactory()
@@ -193,4 +265,6 @@ class ProcessConfig(LocalTrainingConfig):
         statistics, model_update.ParticipatingFactory
     ):
       statistics = moments_factories.NaiveMomentsFactory(statistics)
-    return model_update.ModelUpdateFactory(model, statistics)
+    return model_update.ModelUpdateFactory(model, statistics).create(
+        update_type, weight_type
+    )
