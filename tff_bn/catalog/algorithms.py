@@ -467,6 +467,12 @@ _FEDTAN_NEEDS = (
     SAME_UNITS,
     _NO_PERSONAL_MODELS,
     Need(
+        'moments',
+        lambda options: options.moments == 'fused'
+        or not rules.has_exchange_rule(options),
+        ' if its exchanges have a rule or are attacked; use fused',
+    ),
+    Need(
         'precision',
         lambda options: options.precision != 'mixed_float16',
         ', which cannot scale the loss, as float16 needs it; use mixed_bfloat16'
@@ -727,14 +733,14 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         'the first local step of a round uses the BN statistics of all clients'
         ' together, and their gradients',
         f'{_ROOM}.fedtan:build_fedtan',
-        _SERVER + _SHARED + (MOMENTS,),
+        _SERVER + _SHARED + (MOMENTS, rules.EXCHANGE_AGGREGATOR),
         **_FEDTAN,
     ),
     Algorithm(
         'fedtan_forward_only',
         'fedtan without the exchange of the gradients',
         f'{_ROOM}.fedtan:build_fedtan',
-        _SERVER + _SHARED + (MOMENTS,),
+        _SERVER + _SHARED + (MOMENTS, rules.EXCHANGE_AGGREGATOR),
         arguments={'synchronize': 'forward'},
         **_FEDTAN,
     ),
@@ -743,7 +749,14 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         'fedtan for --sync_rounds rounds; then the BN statistics are fixed and'
         ' everything else is averaged',
         f'{_ROOM}.fedtan:build_fedtan_ii',
-        _SERVER + _SHARED + (MOMENTS, SYNC_ROUNDS, AFTER_SYNC_FACTOR),
+        _SERVER
+        + _SHARED
+        + (
+            MOMENTS,
+            rules.EXCHANGE_AGGREGATOR,
+            SYNC_ROUNDS,
+            AFTER_SYNC_FACTOR,
+        ),
         first_phase=SYNC_ROUNDS,
         later_rate=AFTER_SYNC_FACTOR,
         **_FEDTAN,

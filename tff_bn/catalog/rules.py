@@ -14,7 +14,12 @@ from tff_bn.catalog.options import Option
 # The feature of algorithms whose server averages what the clients send.
 MEAN = 'mean'
 # The options that name rules.
-AGGREGATORS = ('model_aggregator', 'statistics_aggregator')
+AGGREGATORS = (
+    'model_aggregator',
+    'statistics_aggregator',
+    'exchange_aggregator',
+)
+_LISTED = '--model_aggregator, --statistics_aggregator or --exchange_aggregator'
 _ROOM = 'tff_bn.aggregators'
 
 
@@ -68,7 +73,7 @@ def _is_mean(name: str, options: Any) -> bool:
 
 
 def _used_parts(options: Any) -> list[Wrapper | Rule]:
-  """Returns the wrappers and rules of both aggregators."""
+  """Returns the wrappers and rules of all aggregators."""
   return [
       part for name in AGGREGATORS for part in chain(getattr(options, name))
   ]
@@ -104,10 +109,7 @@ def _rule_option(
           Condition(
               'model_aggregator',
               lambda options: uses(name, options),
-              lambda: (
-                  f'is only for {", ".join(_users(name))} in'
-                  ' --model_aggregator or --statistics_aggregator'
-              ),
+              lambda: (f'is only for {", ".join(_users(name))} in {_LISTED}'),
           ),
       ),
       feature=MEAN,
@@ -133,8 +135,7 @@ NUM_BYZANTINE = Option(
             'model_aggregator',
             lambda options: options.attack is not None
             or any(part.name != 'mean' for part in _used_parts(options)),
-            'has no effect without another --model_aggregator or'
-            ' --statistics_aggregator than the mean',
+            f'has no effect without another {_LISTED} than the mean',
         ),
     ),
     feature=MEAN,
@@ -448,6 +449,16 @@ TARGETS = {
     'statistics': 'the BN statistics that they send',
     'model': 'all other variables that they send',
     'both': 'both',
+    'exchanges': (
+        'what they send in the exchanges of fedtan; needs --moments=fused'
+    ),
+    'all': 'all of these',
+}
+# The targets with which the values for an aggregator are falsified.
+_TARGETS_OF = {
+    'statistics_aggregator': ('statistics', 'both', 'all'),
+    'model_aggregator': ('model', 'both', 'all'),
+    'exchange_aggregator': ('exchanges', 'all'),
 }
 
 
@@ -510,6 +521,14 @@ STATISTICS_AGGREGATOR = Option(
     'mean',
     feature=OWN_NAME,
 )
+EXCHANGE_AGGREGATOR = Option(
+    'exchange_aggregator',
+    _AGGREGATOR,
+    'The same for what the clients of fedtan send in the exchanges of the first'
+    ' step, in place of sums. Needs --moments=fused',
+    'mean',
+    feature=OWN_NAME,
+)
 FILTERS: parts.Parts[parts.Part] = parts.Parts(
     parts.Part(
         'bnguard',
@@ -533,7 +552,7 @@ CLIENT_FILTER = Option(
                 f'is impossible with --{name}={{}}: the clients that are left'
                 ' are averaged',
             )
-            for name in AGGREGATORS
+            for name in ('model_aggregator', 'statistics_aggregator')
         ),
         Condition(
             'attack',
@@ -597,6 +616,7 @@ NUM_ATTACKERS = _attack_option(
 OPTIONS = (
     MODEL_AGGREGATOR,
     STATISTICS_AGGREGATOR,
+    EXCHANGE_AGGREGATOR,
     CLIENT_FILTER,
     NUM_BYZANTINE,
     CLIPPING_RADIUS,
@@ -615,8 +635,24 @@ def falsifies_values(attack: Optional[str]) -> bool:
   return attack is not None and not ATTACKS[attack].poisons_data
 
 
+def is_attacked(aggregator: str, options: Any) -> bool:
+  """Whether attackers falsify the values for an option that names rules."""
+  return (
+      falsifies_values(options.attack)
+      and options.attack_target in _TARGETS_OF[aggregator]
+  )
+
+
+def has_exchange_rule(options: Any) -> bool:
+  """Whether FedTAN's exchanges have a rule, or attackers falsify them."""
+  return options.exchange_aggregator is not None and (
+      options.exchange_aggregator != 'mean'
+      or is_attacked('exchange_aggregator', options)
+  )
+
+
 def takes_no_weights(options: Any) -> bool:
   """Whether the aggregator of the model treats all clients alike."""
-  return options.model_aggregator != 'mean' or (
-      falsifies_values(options.attack) and options.attack_target != 'statistics'
+  return options.model_aggregator != 'mean' or is_attacked(
+      'model_aggregator', options
   )
