@@ -425,8 +425,8 @@ ATTACKS = parts.Parts(
     Attack(
         'soda',
         'trains honestly on inputs x that became (1 - s) x + s max(x), with s ='
-        ' --attack_strength, and right labels: this moves the BN statistics and'
-        ' hardly changes the rest; ignores --attack_target',
+        ' --attack_strength, which moves the BN statistics alone; ignores'
+        ' --attack_target',
         'tff_bn.data.shifted_inputs:with_shifted_inputs',
         strength=WHITE_SHARE,
         poisons_data=True,
