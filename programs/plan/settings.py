@@ -25,6 +25,7 @@ from tff_bn.programs.flags import data_flags
 from tff_bn.programs.flags import held_out_flags
 from tff_bn.programs.flags import model_flags
 from tff_bn.programs.flags import objective_flags
+from tff_bn.programs.flags import privacy_flags
 from tff_bn.programs.flags import robustness_flags
 from tff_bn.programs.flags import run_flags
 from tff_bn.programs.flags import training_flags
@@ -42,6 +43,7 @@ class RunSettings(
     model_flags.ModelFlags,
     held_out_flags.HeldOutFlags,
     data_flags.DataFlags,
+    privacy_flags.PrivacyFlags,
     robustness_flags.RobustnessFlags,
     algorithm_flags.AlgorithmFlags,
 ):
@@ -75,6 +77,7 @@ def define_shared_flags(
       training_flags.TrainingFlags.define(values),
       training_flags.ServerFlags.define(values),
       robustness_flags.RobustnessFlags.define(values),
+      privacy_flags.PrivacyFlags.define(values),
   )
 
 
@@ -121,6 +124,7 @@ def _check(flags: ParsedFlags) -> None:
   if any(rules.MEAN in algorithm.understood for algorithm in algorithms):
     robustness_flags.RobustnessFlags.check(flags)
     _check_robustness(flags, algorithms)
+    privacy_flags.PrivacyFlags.check(flags)
   _check_needs(flags, algorithms)
   num_clients = held_out_flags.num_training_clients(flags)
   if (

@@ -30,6 +30,7 @@ from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.runs import run_building
 from tff_bn.programs.runs import run_data
 from tff_bn.programs.runs import run_folder
+from tff_bn.programs.runs import run_privacy
 from tff_bn.programs.runs import run_timing
 from tff_bn.programs.testing import detailed_evaluation
 from tff_bn.programs.testing import held_out
@@ -131,9 +132,7 @@ class Builder:
         split.models[batch_norm] = flags, model
       held_out.check_model(settings, model)
       _check_best_round(settings, model)
-      process = run_building.build_process(
-          settings, model, len(split.data.client_ids)
-      )
+      process = run_building.build_process(settings, model, split.data)
     seconds = time.monotonic() - start
     return Job(
         settings, folder, split.data, model, process, seconds, split.held_out
@@ -362,6 +361,7 @@ def _train(
         train_on_union=algorithms.find(job.settings.algorithm).trains_on_union,
         settings=job.settings.to_flags(),
         metrics_hook=metrics_hook,
+        round_columns=run_privacy.round_columns(job.settings, job.data),
     )
 
 

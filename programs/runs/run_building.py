@@ -38,6 +38,7 @@ from tff_bn.programs.flags import training_flags
 from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.runs import run_data
 from tff_bn.programs.runs import run_folder
+from tff_bn.programs.runs import run_privacy
 from tff_bn.training import finished
 from tff_bn.training import saved_models
 
@@ -185,9 +186,11 @@ def client_weights(
 
 
 def build_process(
-    settings: settings_lib.RunSettings, model: BatchNormModel, num_clients: int
+    settings: settings_lib.RunSettings,
+    model: BatchNormModel,
+    data: tff_bn_data.FederatedData,
 ) -> stateful_process.Process:
-  """Builds the algorithm's process, for this number of all clients.
+  """Builds the algorithm's process, for the clients of this data.
 
   Clients keep a state if it is a `StatefulLearningProcess`.
 
@@ -195,6 +198,7 @@ def build_process(
     ValueError: If the algorithm can't train this model.
   """
   algorithm = algorithms_lib.find(settings.algorithm)
+  num_clients = len(data.client_ids)
   # A builder has arguments only for the features of its algorithm.
   choices = {
       'server_optimizer': settings.build_server_optimizer(),
@@ -210,7 +214,10 @@ def build_process(
       ),
       **{name: value for name, value in choices.items() if value is not None},
   }
-  if settings.model_aggregator is not None:
+  sums = run_privacy.build_sums(settings, model, data)
+  if sums is not None:
+    arguments['sum_aggregator'] = sums
+  elif settings.model_aggregator is not None:
     arguments['model_aggregator'] = _rule(settings, 'model', num_clients)
   try:
     return algorithm.builder()(

@@ -63,12 +63,17 @@ def test_attackers_with_shifted_inputs_are_left_out(digits, model):
   data = tff_bn_data.with_shifted_inputs(data, _NUM_ATTACKERS)
   guarded = algorithms.build_fed_avg(model, _SGD, client_filter='bnguard')
   plain = algorithms.build_fed_avg(model, _SGD)
-  assert records._has_filter(guarded) and not records._has_filter(plain)
+  assert not records._filter_columns(plain)
+  ((name, column),) = records._filter_columns(guarded).items()
+  assert name == 'num_filtered_clients'
+  assert column(0, {}) is None
 
   weights, numbers = _train(guarded, data, data.client_ids, 12)
   honest, _ = _train(plain, data, data.client_ids[_NUM_ATTACKERS:], 12)
 
   assert numbers == [_NUM_ATTACKERS] * 12
+  metrics = dict(aggregator=dict(num_filtered_clients=np.int32(2)))
+  assert repr(column(1, metrics)) == '2'
   for a, b in zip(
       tf.nest.flatten(weights), tf.nest.flatten(honest), strict=True
   ):

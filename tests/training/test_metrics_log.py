@@ -48,27 +48,6 @@ def test_warns_of_a_round_without_clients(
   assert log.rows[0]['num_dropped_clients'] == num_dropped
 
 
-def test_column_of_filtered_clients(tmp_path):
-  value = dict(aggregator=dict(num_filtered_clients=3))
-  for has_filter in (True, False):
-    log = _log(tmp_path, has_filter=has_filter)
-    asyncio.run(log.release(value if has_filter else {}, 1))
-    log.close()
-    (row,) = log.rows
-    assert ('num_filtered_clients' in row) == has_filter
-    if has_filter:
-      assert row['num_filtered_clients'] == 3
-      assert (
-          (tmp_path / 'metrics.csv')
-          .read_text()
-          .startswith(
-              'round,train_loss,test_loss,client_test_loss,'
-              'client_deviation_loss,client_worst_tenth_loss,'
-              'num_clients,num_dropped_clients,num_filtered_clients,'
-          )
-      )
-
-
 def _shown_on_a_terminal(columns, tmp_path, monkeypatch):
   """Returns what a log writes on a terminal with so many columns."""
   terminal, other_end = pty.openpty()

@@ -163,7 +163,7 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
   def sums(
       self,
       value_type: tff.Type,
-      num_clients: Optional[float] = None,
+      num_clients: Optional[int] = None,
       smallest_variance: float = 0.0,
   ) -> moments_sums.MomentsSums:
     """Returns the same aggregation as sums over the clients.

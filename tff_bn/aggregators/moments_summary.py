@@ -53,6 +53,11 @@ class JoinedLayers:
         ]
     ).astype(np.int32)
 
+  @property
+  def dtype_name(self) -> str:
+    """The name of the dtype of the moments."""
+    return tf.as_dtype(self._dtype).name
+
   def per_channel(self, counts: tf.Tensor) -> tf.Tensor:
     """Returns the count of each channel from the joined counts of layers."""
     return tf.gather(counts, self._count_of_channel)

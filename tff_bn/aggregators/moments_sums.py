@@ -11,7 +11,8 @@ from tff_bn.aggregators.moments_summary import Summary
 from tff_bn.aggregators.relative_statistics import RelativeStatistics
 from tff_bn.layers.batch_moments import Moments
 
-Sums = list[collections.OrderedDict[str, tf.Tensor]]
+# By dtype and name.
+Sums = collections.OrderedDict[str, collections.OrderedDict[str, tf.Tensor]]
 
 
 class MomentsSums:
@@ -29,7 +30,7 @@ class MomentsSums:
       value_type: Sequence[Moments],
       weight: Optional[Callable[[tf.Tensor], tf.Tensor]],
       variance: Optional[Callable[[int, Any, Any, Any], tf.Tensor]],
-      num_clients: Optional[float],
+      num_clients: Optional[int],
       smallest_variance: float,
   ):
     """Initializes it.
@@ -60,9 +61,10 @@ class MomentsSums:
       value: The client's moments.
       references: The shared running mean and variance of each layer.
     """
-    return [
-        self._of_client(layers, value, references) for layers in self._joined
-    ]
+    return collections.OrderedDict(
+        (layers.dtype_name, self._of_client(layers, value, references))
+        for layers in self._joined
+    )
 
   def _of_client(
       self,
@@ -96,8 +98,8 @@ class MomentsSums:
       references: The same as in `to_sums`.
     """
     found: dict[int, Moments] = {}
-    for layers, layer_sums in zip(self._joined, sums, strict=True):
-      found.update(self._of_all(layers, layer_sums, references))
+    for layers in self._joined:
+      found.update(self._of_all(layers, sums[layers.dtype_name], references))
     return [moments for _, moments in sorted(found.items())]
 
   def _of_all(

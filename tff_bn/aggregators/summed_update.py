@@ -35,7 +35,7 @@ class RoundSums(SumFactory, abc.ABC):
       running variance.
   """
 
-  num_clients: Optional[float] = None
+  num_clients: Optional[int] = None
   smallest_variance: float = 0.0
 
   @abc.abstractmethod
@@ -45,6 +45,10 @@ class RoundSums(SumFactory, abc.ABC):
   @abc.abstractmethod
   def update_factory(self, num_exchanges: int) -> SumFactory:
     """Returns the factory of the update, after a number of exchanges."""
+
+  def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
+    """Creates the process of an update without exchanges before it."""
+    return self.update_factory(0).create(value_type)
 
 
 class PlainSums(RoundSums):
@@ -61,10 +65,6 @@ class PlainSums(RoundSums):
   def update_factory(self, num_exchanges):
     """See the base class."""
     return self._factory
-
-  def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
-    """Creates the process of the factory."""
-    return self._factory.create(value_type)
 
 
 def of_round(factory: SumFactory) -> RoundSums:
@@ -114,9 +114,10 @@ class SummedUpdate:
   Attributes:
     initialize: The computation of the initial state at the server.
     next: The computation of a round. It takes the state, the clients' updates
-      and weights, and the shared running statistics at the server, a list of
-      means and variances for the update's statistics. It returns the new state,
-      a result as of `ModelUpdateFactory`, and measurements.
+      and weights, and the shared running statistics, once at the clients and
+      once at the server: a list of means and variances for the update's
+      statistics. It returns the new state, a result as of `ModelUpdateFactory`,
+      and measurements.
   """
 
   def __init__(
@@ -178,16 +179,19 @@ class SummedUpdate:
         process.initialize.type_signature.result,
         tff.FederatedType(update_type, tff.CLIENTS),
         tff.FederatedType(weight_type, tff.CLIENTS),
+        tff.FederatedType(self._references_type, tff.CLIENTS),
         tff.FederatedType(self._references_type, tff.SERVER),
     )
-    def next_fn(state, update, weight, references):
+    def next_fn(state, update, weight, of_clients, references):
       output = process.next(
-          state,
-          tff.federated_map(
-              to_sums, (update, weight, tff.federated_broadcast(references))
-          ),
+          state, tff.federated_map(to_sums, (update, weight, of_clients))
       )
-      counts = tff.federated_sum(tff.federated_map(count, weight))
+      # The true numbers say something about single clients.
+      counts = (
+          tff.federated_sum(tff.federated_map(count, weight))
+          if self._num_clients is None
+          else tff.federated_value(self._fixed_counts(), tff.SERVER)
+      )
       return tff.templates.MeasuredProcessOutput(
           output.state,
           tff.federated_map(to_result, (output.result, counts, references)),
@@ -240,13 +244,14 @@ class SummedUpdate:
           total['statistics'], references
       )
     result.update(counts)
-    if self._num_clients is not None:
-      # The true numbers say something about single clients.
-      result['num_participants'] = tf.constant(
-          int(np.ceil(self._num_clients)), tf.int32
-      )
-      result['num_dropped'] = tf.zeros([], tf.int32)
     return result
+
+  def _fixed_counts(self) -> collections.OrderedDict[str, np.int32]:
+    """Returns the numbers of clients with weight, and of dropped ones."""
+    return collections.OrderedDict(
+        num_participants=np.int32(self._num_clients),
+        num_dropped=np.int32(0),
+    )
 
 
 def _others(update: Any) -> collections.OrderedDict[str, Any]:

@@ -4,7 +4,8 @@ Chen, Xu, Wu, Kittler, Hybrid Batch Normalisation: Resolving the Dilemma of
 Batch Normalisation in Federated Learning, ICML 2025, arXiv:2505.21877.
 """
 
-from collections.abc import Sequence
+import collections
+from collections.abc import Callable, Sequence
 import functools
 from typing import Optional
 
@@ -16,6 +17,7 @@ from typing_extensions import Unpack
 
 from tff_bn.aggregators import moments_factories
 from tff_bn.aggregators import robust_moments
+from tff_bn.aggregators import summed_update
 from tff_bn.catalog import algorithms
 from tff_bn.clients.client_work import ClientWork
 from tff_bn.clients.client_work import Moves
@@ -83,6 +85,9 @@ def build_hbn(
   `tff_bn.training.train` does so for all evaluations and for the final model;
   the exchanges that it counts do not include this.
 
+  With a `sum_aggregator` of a fixed number of clients, as for differential
+  privacy, there is no such pass: evaluation uses the running statistics.
+
   In this pass, each layer normalizes with the statistics of its batch alone.
   With the mixture, the inputs of deeper layers would differ from the inputs in
   the evaluated model.
@@ -139,6 +144,11 @@ def build_hbn(
   rule = robust_moments.statistics_rule('HBN', options)
   factory = moments_factories.PooledMomentsFactory(rule)
   options['statistics_aggregator'] = factory
+  sums = options.get('sum_aggregator')
+  if sums is not None:
+    sums = summed_update.of_round(sums)
+  # A pass of all clients would need noise of its own.
+  has_pass = sums is None or sums.num_clients is None
   return averaging.build_partitioned(
       model,
       HBN,
@@ -146,8 +156,10 @@ def build_hbn(
       build_work=_HbnWork,
       move_statistics=functools.partial(_moved, statistics_rate),
       build_evaluation_state=functools.partial(
-          _build_evaluation_state, factory
-      ),
+          _build_evaluation_state, factory, sums
+      )
+      if has_pass
+      else None,
       **options,
   )
 
@@ -278,6 +290,7 @@ def _counted(
 
 def _build_evaluation_state(
     factory: moments_factories.MomentsFactory,
+    sums: Optional[summed_update.RoundSums],
     work: ClientWork,
     weights: SharedWeights,
     state_type: tff.FederatedType,
@@ -300,12 +313,11 @@ def _build_evaluation_state(
         )
     ]
 
-  aggregator = factory.create(client_moments.type_signature.result)
-
-  @tff.tensorflow.computation(
-      state_type.member,
-      aggregator.next.type_signature.result.result.member,
+  aggregate, moments_type = _aggregation(
+      factory, sums, weights, client_moments.type_signature.result
   )
+
+  @tff.tensorflow.computation(state_type.member, moments_type)
   def with_statistics(state, moments):
     before = state.global_model_weights
     after = weights.with_statistics(
@@ -334,7 +346,65 @@ def _build_evaluation_state(
             data,
         ),
     )
-    aggregated = aggregator.next(state.aggregator['statistics'], moments)
-    return tff.federated_map(with_statistics, (state, aggregated.result))
+    return tff.federated_map(
+        with_statistics, (state, aggregate(state, moments))
+    )
 
   return evaluation_state
+
+
+def _aggregation(
+    factory: moments_factories.MomentsFactory,
+    sums: Optional[summed_update.RoundSums],
+    weights: SharedWeights,
+    moments_type: tff.Type,
+) -> tuple[Callable[[tff.Value, tff.Value], tff.Value], tff.Type]:
+  """Builds the aggregation of moments for evaluation.
+
+  Returns:
+    A function for TFF code of the server's state and the clients' moments, and
+    the type of its result.
+  """
+  if sums is None:
+    process = factory.create(moments_type)
+    return (
+        lambda state, moments: process.next(
+            state.aggregator['statistics'], moments
+        ).result,
+        process.next.type_signature.result.result.member,
+    )
+  update_type = tff.to_type(collections.OrderedDict(statistics=moments_type))
+  summed = summed_update.SummedUpdate(
+      sums, factory, update_type, tff.TensorType(np.float32)
+  )
+  result_type = summed.next.type_signature.result.result.member
+
+  @tff.tensorflow.computation(moments_type)
+  def to_update(moments):
+    return collections.OrderedDict(statistics=moments)
+
+  @tff.tensorflow.computation(moments_type)
+  def one(moments):
+    del moments
+    return tf.ones([], tf.float32)
+
+  @tff.tensorflow.computation(weights.weights_type())
+  def running_statistics(values):
+    return weights.running_statistics(values)
+
+  def aggregate(state, moments):
+    output = summed.next(
+        summed.initialize(),
+        tff.federated_map(to_update, moments),
+        tff.federated_map(one, moments),
+        *(
+            tff.federated_map(running_statistics, values)
+            for values in (
+                tff.federated_broadcast(state.global_model_weights),
+                state.global_model_weights,
+            )
+        ),
+    )
+    return output.result['statistics']
+
+  return aggregate, result_type['statistics']

@@ -162,6 +162,22 @@ class Column:
   is_optional: bool = False
 
 
+# What `--privacy` adds to `metrics.csv`.
+CLIPPED_CLIENTS = Column(
+    'clipped_clients',
+    'Clipped',
+    COUNT,
+    'how often values of clients were out of the bounds of secure sums in the'
+    ' round',
+)
+EPSILON = Column(
+    'epsilon',
+    'ε',
+    dataclasses.replace(COUNT, name='epsilon', title='ε', digits=2),
+    'of (ε, δ)-differential privacy of the clients after all rounds, with'
+    ' --dp_delta',
+    is_optional=True,
+)
 # The columns of every run, after the ones of its metrics and its losses.
 _OF_ALL_RUNS = (
     Column('rounds', 'Rounds', COUNT, 'trained'),
@@ -173,6 +189,7 @@ _OF_ALL_RUNS = (
         ' are',
         is_optional=True,
     ),
+    EPSILON,
     Column(
         'exchanges',
         'Exchanges',

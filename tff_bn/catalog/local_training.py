@@ -4,6 +4,7 @@ from typing import Any, Optional
 
 from tff_bn.catalog import algorithms
 from tff_bn.catalog import options as options_lib
+from tff_bn.catalog import privacy
 from tff_bn.catalog import rules
 from tff_bn.catalog import server
 from tff_bn.catalog import value_types
@@ -238,11 +239,14 @@ CLIENT_WEIGHTING = Option(
     ' examples, or uniform',
     default_text=(
         f'{NUM_EXAMPLES}; {UNIFORM} with {", ".join(_UNIFORM)}, with another'
-        ' --model_aggregator than the mean, or an attack on the model'
+        ' --model_aggregator than the mean, an attack on the model, or'
+        f' --privacy={privacy.DP}'
     ),
     argument=OWN_NAME,
     compute=lambda options: (
-        UNIFORM if rules.takes_no_weights(options) else NUM_EXAMPLES
+        UNIFORM
+        if rules.takes_no_weights(options) or options.privacy == privacy.DP
+        else NUM_EXAMPLES
     ),
     feature=rules.MEAN,
 )

@@ -199,8 +199,9 @@ class SynchronizedBatchNorm:
       weight = count
     own_mean = relative.of_mean(mean)
     sent = collections.OrderedDict(mean=weight * own_mean)
+    weight_name = 'count' if self._fused_moments else 'weight'
     if sums.num_clients is None:
-      sent['weight'] = weight
+      sent[weight_name] = weight
     if self._fused_moments:
       sent['variance'] = weight * relative.of_variance(variance)
       sent['square'] = weight * tf.math.square(own_mean)
@@ -208,7 +209,7 @@ class SynchronizedBatchNorm:
     total = (
         tf.constant(sums.num_clients, mean.dtype)
         if sums.num_clients is not None
-        else tf.maximum(answer['weight'], 0)
+        else tf.maximum(answer[weight_name], 0)
     )
     relative_mean = tf.math.divide_no_nan(answer['mean'], total)
     global_mean = relative.to_mean(relative_mean)

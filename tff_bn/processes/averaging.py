@@ -354,18 +354,24 @@ class _Round:
           f' {", ".join(sorted(parts))}, for which there is no norm.'
       )
 
-  def _references(self, before: tff.Value) -> list[tff.Value]:
-    """Returns the aggregator's last argument, if it is a `SummedUpdate`."""
+  def _references(self, *weights: tff.Value) -> list[tff.Value]:
+    """Returns the last arguments of the aggregator, if it is a `SummedUpdate`.
+
+    `weights` are the shared weights before the round, at clients and server.
+    """
     if self._config.sum_aggregator is None:
       return []
     if not self._weights.statistics:
-      return [tff.federated_value((), tff.SERVER)]
+      return [
+          tff.federated_value((), value.type_signature.placement)
+          for value in weights
+      ]
 
     @tff.tensorflow.computation(self._weights.weights_type())
     def running_statistics(weights):
       return self._weights.running_statistics(weights)
 
-    return [tff.federated_map(running_statistics, before)]
+    return [tff.federated_map(running_statistics, value) for value in weights]
 
   def _initial_exchange_states(self) -> tff.Value:
     """Returns the states of the exchanges before the clients' updates."""
@@ -502,13 +508,14 @@ class _Round:
     """
     work = self._work
     before = state.global_model_weights
+    sent = tff.federated_broadcast(before)
     clients_round = self._update_clients.run(
         [
             state.distributor[number]
             for number in range(len(self._update_clients.exchanges))
         ],
         tff.federated_broadcast(work.state_for_clients(state.client_work)),
-        tff.federated_broadcast(before),
+        sent,
         *client_states,
         data,
     )
@@ -517,7 +524,7 @@ class _Round:
         state.aggregator,
         result['update'],
         result['update_weight'],
-        *self._references(before),
+        *self._references(sent, before),
     )
     finalized = self._finalizer.next(state.finalizer, before, aggregated.result)
     work_state, work_metrics = work.finish_round(

@@ -7,26 +7,15 @@ result is a graph of operations on tensors, see `symbols`.
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import itertools
-import threading
 from typing import Any
-import warnings
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.runtime import element_structure
 from tff_bn.runtime import imported_graph
+from tff_bn.runtime import secure_intrinsics
 from tff_bn.runtime import symbols
-
-_SECURE_INTRINSICS = frozenset(
-    [
-        'federated_secure_modular_sum',
-        'federated_secure_select',
-        'federated_secure_sum',
-        'federated_secure_sum_bitwidth',
-    ]
-)
-_warned_of_insecurity = threading.Event()
 
 
 class Interpreter:
@@ -104,9 +93,8 @@ class Interpreter:
     if intrinsic is not None:
       return lambda argument: intrinsic(argument, proto.type)
     block = tff.framework.ComputationBuildingBlock.from_proto(proto)
-    if uri in _SECURE_INTRINSICS:
-      _warn_of_insecurity()
-      comp = tff.backends.test.replace_secure_intrinsics_with_bodies(
+    if uri in secure_intrinsics.URIS:
+      comp = secure_intrinsics.replaced(
           tff.framework.ConcreteComputation.from_building_block(block)
       )
       return self.evaluate(
@@ -317,14 +305,3 @@ class Interpreter:
       )
 
     return self._operation(trace, [argument], type_signature.result)
-
-
-def _warn_of_insecurity() -> None:
-  if _warned_of_insecurity.is_set():
-    return
-  _warned_of_insecurity.set()
-  warnings.warn(
-      'Secure aggregation is simulated here: the sums are right, but computed'
-      ' without cryptography.',
-      stacklevel=2,
-  )

@@ -31,6 +31,7 @@ import tensorflow_federated as tff
 
 from tff_bn.common import cores
 from tff_bn.imports import tff_stand_ins
+from tff_bn.runtime import secure_intrinsics
 
 _WORKER_PATH = os.path.join(
     os.path.dirname(os.path.abspath(tff.__file__)),
@@ -228,6 +229,14 @@ class _EventLoop:
       self._thread.join(_END_TIMEOUT_SECONDS)
 
 
+def _compile(comp: tff.framework.ConcreteComputation) -> Any:
+  """Compiles a computation for TFF's executor, which has no secure sums."""
+  proto = tff.framework.ConcreteComputation.get_proto(comp)
+  if secure_intrinsics.occur_in(proto):
+    comp = secure_intrinsics.replaced(comp)
+  return tff.backends.native.desugar_and_transform_to_native(comp)
+
+
 class _NativeContext(tff.framework.SyncContext):
   """TFF's `create_sync_local_cpp_execution_context` with a `close` method."""
 
@@ -237,7 +246,7 @@ class _NativeContext(tff.framework.SyncContext):
         executor_fn=tff.framework.ResourceManagingExecutorFactory(
             self._worker.create_executor
         ),
-        compiler_fn=tff.backends.native.desugar_and_transform_to_native,
+        compiler_fn=_compile,
         transform_args=tff.tensorflow.transform_args,
         transform_result=tff.tensorflow.transform_result,
     )

@@ -69,6 +69,7 @@ def train(
     train_on_union: bool = False,
     settings: Mapping[str, str] = types.MappingProxyType({}),
     metrics_hook: Optional[metrics_hook_lib.MetricsHook] = None,
+    round_columns: metrics_log.RoundColumns = types.MappingProxyType({}),
 ) -> TrainingResult:
   """Trains a model, or continues the run in the folder if it is not finished.
 
@@ -131,6 +132,8 @@ def train(
       function that takes a `HookedRun` and returns a context manager, whose
       value is called with each row, see `tff_bn.training.metrics_hook`. The
       run's settings are `config` and `settings`.
+    round_columns: Further columns of `metrics.csv`, by name: functions of the
+      number of a round and its metrics that return a number, or `None`.
 
   Returns:
     The results.
@@ -194,6 +197,7 @@ def train(
           run_dir=run_dir,
           settings=settings,
           metrics_hook=metrics_hook,
+          round_columns=round_columns,
           stack=stack,
       )
       return _Run(process, model, config, records, sampler, run_dir).train(stop)

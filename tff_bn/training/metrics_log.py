@@ -5,6 +5,7 @@ import math
 import os
 import pathlib
 import sys
+import types
 from typing import Any, Optional, Union
 
 from absl import logging
@@ -32,8 +33,10 @@ _TRAIN = measures.TRAIN
 _TEST = measures.TEST
 _CLIENT_TEST = measures.CLIENT_TEST
 _VALIDATION = measures.VALIDATION
-# A measurement of a `client_filter`.
-NUM_FILTERED = 'num_filtered_clients'
+# Further columns by name: functions of the round and its metrics.
+RoundColumns = Mapping[
+    str, Callable[[int, Mapping[str, Any]], Optional[Union[int, float]]]
+]
 _EVALUATION = 'evaluation/'  # The prefix in TFF's training loop.
 
 
@@ -42,7 +45,7 @@ def column_names(
     correction_names: Sequence[str] = (),
     *,
     has_validation: bool = False,
-    has_filter: bool = False,
+    more: Sequence[str] = (),
 ) -> tuple[str, ...]:
   """Returns the columns of `metrics.csv`, see `train`.
 
@@ -52,7 +55,7 @@ def column_names(
     correction_names: The names of the metrics of a correction of the clients'
       drift.
     has_validation: Whether there is validation data.
-    has_filter: Whether the server averages only a part of the clients.
+    more: The names of further columns.
   """
   measured = ('loss', *metric_names)
   main_name = main_metric(metric_names)
@@ -63,11 +66,10 @@ def column_names(
       'round',
       *(f'{prefix}{name}' for prefix in prefixes for name in measured),
       *(f'{prefix}{main_name}' for prefix in measures.SPREAD),
-      *('num_clients', 'num_dropped_clients'),
-      *([NUM_FILTERED] if has_filter else ()),
-      'rejected_rounds',
+      *('num_clients', 'num_dropped_clients', 'rejected_rounds'),
       *('max_update_norm_ratio', 'exchanges', 'megabytes'),
       *correction_names,
+      *more,
   )
 
 
@@ -105,10 +107,10 @@ class MetricsLog(tff.program.ReleaseManager):
       costs_fn: Callable[
           [int, Mapping[str, Any]], Mapping[str, Union[int, float]]
       ],
+      round_columns: RoundColumns = types.MappingProxyType({}),
       on_rows: Callable[[Sequence[Row]], None] = lambda rows: None,
       has_client_models: Optional[bool] = None,
       has_validation: bool = False,
-      has_filter: bool = False,
   ):
     """Initializes the log, and reads and writes nothing.
 
@@ -122,12 +124,12 @@ class MetricsLog(tff.program.ReleaseManager):
       costs_fn: Returns the `exchanges` and `megabytes` up to a round, given its
         number and the metrics of the drift correction; or an empty mapping if
         they are unknown.
+      round_columns: See `train`.
       on_rows: Called with all rows when there is a new one, after it is
         written.
       has_client_models: Whether the clients have own models; None if it is
         unknown.
       has_validation: Whether there is validation data.
-      has_filter: Whether the server averages only a part of the clients.
     """
     self._path = run_dir / run_entries.METRICS
     self._logdir = run_dir / run_entries.LOGDIR
@@ -135,8 +137,9 @@ class MetricsLog(tff.program.ReleaseManager):
         metric_names,
         correction_names,
         has_validation=has_validation,
-        has_filter=has_filter,
+        more=list(round_columns),
     )
+    self._round_columns = round_columns
     # The column of the last evaluation that the bar shows.
     self._shown_column = f'{_TEST}{main_metric(metric_names)}'
     self._correction_names = correction_names
@@ -261,9 +264,6 @@ class MetricsLog(tff.program.ReleaseManager):
         row[f'{_TRAIN}{name}'] = _rounded(number)
     for name in ('num_clients', 'num_dropped_clients'):
       row[name] = int(client_work.get(name, 0))
-    filtered = _part(value, 'aggregator').get(NUM_FILTERED)
-    if filtered is not None:
-      row[NUM_FILTERED] = int(filtered)
     finalizer = _part(value, 'finalizer')
     row['rejected_rounds'] = int(finalizer.get('rejected_rounds', 0))
     ratio = float(client_work.get('max_update_norm_ratio', math.nan))
@@ -276,6 +276,10 @@ class MetricsLog(tff.program.ReleaseManager):
         is_int = np.issubdtype(np.asarray(number).dtype, np.integer)
         row[name] = int(number) if is_int else _rounded(number)
     row.update(self._costs_fn(round_num, correction_metrics))
+    for name, of_round in self._round_columns.items():
+      number = of_round(round_num, value)
+      if number is not None:
+        row[name] = number if isinstance(number, int) else _rounded(number)
     for name in self._columns:
       number = value.get(f'{_EVALUATION}{name}')
       if number is not None:

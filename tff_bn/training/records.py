@@ -57,6 +57,7 @@ class Records:
       run_dir: pathlib.Path,
       settings: Mapping[str, str],
       metrics_hook: Optional[metrics_hook_lib.MetricsHook],
+      round_columns: metrics_log.RoundColumns,
       stack: contextlib.ExitStack,
   ):
     """Opens the files, and checks that they are of this run.
@@ -124,10 +125,10 @@ class Records:
                 run_dir,
                 metric_names=self.evaluation.metric_names,
                 correction_names=_correction_names(process),
-                has_filter=_has_filter(process),
                 is_due=is_due,
                 num_rounds=config.rounds,
                 costs_fn=self._costs_until,
+                round_columns={**_filter_columns(process), **round_columns},
                 on_rows=self.hook.update,
                 has_client_models=self.evaluation.has_client_models,
                 has_validation=self.evaluation.has_validation,
@@ -222,9 +223,18 @@ def _correction_names(process: Process) -> Sequence[str]:
   return _metric_names(process, 'client_work', 'correction')
 
 
-def _has_filter(process: Process) -> bool:
-  """Whether the server averages only a part of the clients."""
-  return metrics_log.NUM_FILTERED in _metric_names(process, 'aggregator')
+def _filter_columns(process: Process) -> metrics_log.RoundColumns:
+  """Returns the column of a filter of the clients, if there is one."""
+  name = 'num_filtered_clients'
+  if name not in _metric_names(process, 'aggregator'):
+    return {}
+  return {name: lambda _, metrics: _filtered(metrics, name)}
+
+
+def _filtered(metrics: Mapping[str, Any], name: str) -> Optional[int]:
+  # There are no metrics before round 1.
+  number = metrics.get('aggregator', {}).get(name)
+  return None if number is None else int(number)
 
 
 def _metric_names(process: Process, *path: str) -> Sequence[str]:
