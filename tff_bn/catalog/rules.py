@@ -560,6 +560,12 @@ CLIENT_FILTER = Option(
             'is impossible with --attack={}, which needs a rule to attack; use'
             ' an attack that falsifies data',
         ),
+        Condition(
+            'privacy',
+            lambda options: options.privacy == 'none',
+            'is impossible with --privacy={}, which hides what each client'
+            ' sends',
+        ),
     ),
     feature=OWN_NAME,
 )

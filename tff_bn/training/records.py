@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tff_bn.analysis import communication
+from tff_bn.catalog import columns
 from tff_bn.data import federated
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
@@ -225,7 +226,7 @@ def _correction_names(process: Process) -> Sequence[str]:
 
 def _filter_columns(process: Process) -> metrics_log.RoundColumns:
   """Returns the column of a filter of the clients, if there is one."""
-  name = 'num_filtered_clients'
+  name = columns.FILTERED_CLIENTS.name
   if name not in _metric_names(process, 'aggregator'):
     return {}
   return {name: lambda _, metrics: _filtered(metrics, name)}

@@ -540,6 +540,10 @@ _CONTRADICTIONS = """
     --client_filter=bnguard is impossible with --statistics_aggregator=nnm+med
 --client_filter=bnguard --attack=sf --num_attackers=3
     --client_filter=bnguard is impossible with --attack=sf, which needs a rule
+--client_filter=bnguard --privacy=secure_sum
+    --client_filter=bnguard is impossible with --privacy=secure_sum, which hide
+--algorithm=fedtan --exchange_aggregator=median --privacy=secure_sum
+    --privacy=secure_sum gives the server sums, but rules and attacks need
 --algorithm=fedbn --client_filter=bnguard
     --client_filter=bnguard has no effect with --algorithm=fedbn; it is for
 --algorithm=fedprox --client_filter=bnguard
