@@ -50,7 +50,7 @@ def test_features_are_those_of_the_authors_code():
   # One channel has no variance.
   found = bn_guard.features(tf.constant([[2.0]]), tf.constant([[3.0]]))
   np.testing.assert_array_equal(found, [[2, 0, 3, 0]])
-  largest = tf.constant([[3e38, -3e38, 3e38]])
+  largest = tf.constant([[1e300, -1e300, 1e300]], tf.float64)
   points = bn_guard.features(largest, largest)
   assert np.isfinite(tf.reduce_sum(tf.square(points)))
 
