@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn import aggregators
 from tff_bn import algorithms
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
@@ -48,17 +49,28 @@ class _Counter(keras.layers.Layer):
     return x
 
 
-def test_other_state_is_averaged_and_counters_stay_whole(toy):
-  def keras_model_fn():
-    return keras.Sequential(
-        [
-            keras.Input((4,), dtype='float64'),
-            _Counter(),
-            keras.layers.Dense(3, dtype='float64'),
-        ]
+def _counting_model():
+  return keras.Sequential(
+      [
+          keras.Input((4,), dtype='float64'),
+          _Counter(name='counter'),
+          keras.layers.Dense(3, dtype='float64'),
+      ]
+  )
+
+
+def test_counters_exclude_differential_privacy(toy):
+  with pytest.raises(ValueError, match='integers.*norm.*counter_calls'):
+    algorithms.build_fed_avg(
+        toy.model(_counting_model),
+        _SGD(0.1),
+        client_weighting='uniform',
+        sum_aggregator=aggregators.DpSums(1.0, num_clients=2),
     )
 
-  model = toy.model(keras_model_fn)
+
+def test_other_state_is_averaged_and_counters_stay_whole(toy):
+  model = toy.model(_counting_model)
   process = algorithms.build_fed_avg(
       model, _SGD(0.1), client_weighting='uniform'
   )

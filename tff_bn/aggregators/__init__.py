@@ -30,8 +30,12 @@ if TYPE_CHECKING:
   from tff_bn.aggregators.attacked_rule import Attacked
   from tff_bn.aggregators.attacks import Attack
   from tff_bn.aggregators.attacks import FalsifiedCounts
+  from tff_bn.aggregators.dp_sums import DpSums
   from tff_bn.aggregators.loss_weighted import LossWeightedFactory
   from tff_bn.aggregators.robust_rule import Rule
+  from tff_bn.aggregators.secure_sums import SecureSums
+  from tff_bn.aggregators.summed_update import RoundSums
+  from tff_bn.aggregators.summed_update import SummedUpdate
 
 # Name -> the module of this package in which it is defined.
 _PARTS = rules.classes(
@@ -41,6 +45,7 @@ _PARTS = rules.classes(
 __all__ = [
     'Attack',
     'Attacked',
+    'DpSums',
     'FalsifiedCounts',
     'FbnMomentsFactory',
     'LossWeightedFactory',
@@ -48,7 +53,10 @@ __all__ = [
     'MomentsFactory',
     'NaiveMomentsFactory',
     'PooledMomentsFactory',
+    'RoundSums',
     'Rule',
+    'SecureSums',
+    'SummedUpdate',
     'WeightedMeanFactory',
     'layer_moments',
     'layer_moments_type',
@@ -61,9 +69,13 @@ __getattr__, __dir__ = lazy.attach(
     {
         'Attack': 'attacks',
         'Attacked': 'attacked_rule',
+        'DpSums': 'dp_sums',
         'FalsifiedCounts': 'attacks',
         'LossWeightedFactory': 'loss_weighted',
+        'RoundSums': 'summed_update',
         'Rule': 'robust_rule',
+        'SecureSums': 'secure_sums',
+        'SummedUpdate': 'summed_update',
         **_PARTS,
     },
 )

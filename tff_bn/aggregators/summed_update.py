@@ -139,6 +139,7 @@ class SummedUpdate:
     """
     self._num_clients = sums.num_clients
     parts = dict(tff.structure.iter_elements(update_type))
+    self._parts = list(parts)
     self._moments = None
     self._references_type = tff.to_type([])
     if 'statistics' in parts:
@@ -234,15 +235,14 @@ class SummedUpdate:
       # Noise can make it negative.
       weight = tf.maximum(total['weight'], 0)
     result: collections.OrderedDict[str, Any] = collections.OrderedDict()
-    if 'update' in total:
-      result = tf.nest.map_structure(
-          lambda v: tf.math.divide_no_nan(v, tf.cast(weight, v.dtype)),
-          total['update'],
-      )
-    if self._moments is not None:
-      result['statistics'] = self._moments.from_sums(
-          total['statistics'], references
-      )
+    for name in self._parts:
+      if name == 'statistics':
+        result[name] = self._moments.from_sums(total[name], references)
+      else:
+        result[name] = tf.nest.map_structure(
+            lambda v: tf.math.divide_no_nan(v, tf.cast(weight, v.dtype)),
+            total['update'][name],
+        )
     result.update(counts)
     return result
 

@@ -272,6 +272,12 @@ class SharedWeights:
     return self._statistics
 
   @property
+  def counters(self) -> Sequence[str]:
+    """The names of shared variables of integers or bools."""
+    variables = [self._model.variables[p] for p in self._other_state]
+    return [v.name for v in variables if not v.dtype.is_floating]
+
+  @property
   def positions(self) -> Sequence[int]:
     """The positions of the shared variables in `model.variables`."""
     return sorted([*self._trainable, *self._non_trainable])

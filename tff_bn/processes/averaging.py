@@ -346,8 +346,17 @@ class _Round:
           f' its clients also send {", ".join(sorted(sums))}, apart from their'
           ' updates.'
       )
+    if summed_update.of_round(factory).num_clients is None:
+      return
+    counters = self._weights.counters
+    if counters:
+      raise ValueError(
+          f'sum_aggregator={type(factory).__name__} is impossible with variables'
+          ' of integers that training changes, whose changes have no norm to'
+          f' compare with others: {", ".join(counters)}.'
+      )
     parts = _names(result_type['update']) - SharedWeights.PARTS
-    if parts and summed_update.of_round(factory).num_clients is not None:
+    if parts:
       raise ValueError(
           f'drift_correction={correction} is impossible with'
           f' sum_aggregator={type(factory).__name__}: its clients also send'
