@@ -30,8 +30,8 @@ def build_single(
       in each round.
     **options: See `tff_bn.algorithms.Options`. `server_optimizer`,
       `model_aggregator`, `statistics_aggregator`, `sum_aggregator`,
-      `client_filter` and `drift_correction` would have no effect and must not be
-      given; `client_weighting` has none.
+      `client_filter` and `drift_correction` would have no effect and must not
+      be given; `client_weighting` has none.
 
   Returns:
     A process whose client state holds the client's whole model, except for
