@@ -48,13 +48,13 @@ def test_pictures_of_bytes_are_rounded():
   x = np.zeros((6, 2, 1, 2), np.uint8)
   x[:, 0, 0, 0] = [1, 2, 7, 5, 11, 3]
   x[:, 1, 0, 1] = 200
-  shifted = tff_bn_data.with_shifted_inputs(_data(x, 1), 1)
+  shifted = tff_bn_data.with_shifted_inputs(_data(x, 1), 1, 0.25)
   found = shifted.dataset.x_train
   assert found.dtype == np.uint8
   # The channels have different largest values.
-  np.testing.assert_array_equal(found[:, 0, 0, 0], [6, 6, 9, 8, 11, 7])
+  np.testing.assert_array_equal(found[:, 0, 0, 0], [4, 4, 8, 6, 11, 5])
   np.testing.assert_array_equal(found[:, 1, 0, 1], 200)
-  np.testing.assert_array_equal(found[:, 0, 0, 1], 100)
+  np.testing.assert_array_equal(found[:, 0, 0, 1], 50)
 
 
 def test_training_stays_the_same_but_the_running_statistics_move():
