@@ -211,7 +211,6 @@ class ProcessConfig(LocalTrainingConfig):
     if (
         self.server_clip_norm is not None
         or self.sum_aggregator is not None
-        or self.client_filter is not None
         or not self._has_mean()
     ):
       return False
