@@ -60,7 +60,7 @@ def _counting_model():
 
 
 def test_counters_exclude_differential_privacy(toy):
-  with pytest.raises(ValueError, match='integers.*norm.*counter_calls'):
+  with pytest.raises(ValueError, match="integers.*norm.*layer 'counter'"):
     algorithms.build_fed_avg(
         toy.model(_counting_model),
         _SGD(0.1),

@@ -272,10 +272,10 @@ class SharedWeights:
     return self._statistics
 
   @property
-  def counters(self) -> Sequence[str]:
-    """The names of shared variables of integers or bools."""
+  def layers_with_counters(self) -> Sequence[str]:
+    """The layers of shared variables of integers or bools."""
     variables = [self._model.variables[p] for p in self._other_state]
-    return [v.name for v in variables if not v.dtype.is_floating]
+    return [v.layer for v in variables if not v.dtype.is_floating]
 
   @property
   def positions(self) -> Sequence[int]:

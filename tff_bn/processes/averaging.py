@@ -348,12 +348,12 @@ class _Round:
       )
     if summed_update.of_round(factory).num_clients is None:
       return
-    counters = self._weights.counters
+    counters = self._weights.layers_with_counters
     if counters:
       raise ValueError(
-          f'sum_aggregator={type(factory).__name__} is impossible with variables'
-          ' of integers that training changes, whose changes have no norm to'
-          f' compare with others: {", ".join(counters)}.'
+          f'sum_aggregator={type(factory).__name__} is impossible with'
+          ' variables of integers that training changes, whose changes have no'
+          f' norm to compare with others, as in the layer {counters[0]!r}.'
       )
     parts = _names(result_type['update']) - SharedWeights.PARTS
     if parts:

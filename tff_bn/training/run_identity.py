@@ -53,7 +53,8 @@ class RunIdentity:
       found.append('the model or the algorithm')
     elif other['process']['initial'] != self.process['initial']:
       found.append(
-          'hyperparameters of the algorithm, such as the learning rate or the noise'
+          'hyperparameters of the algorithm, such as the learning rate or the'
+          ' noise'
       )
     elif other['process'].get('constants') != self.process.get('constants'):
       found.append(
