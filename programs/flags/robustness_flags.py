@@ -60,20 +60,18 @@ class RobustnessFlags(flag_groups.base_class(*rules.OPTIONS)):  # type: ignore[m
     """Builds the rule that aggregates the clients' values, and the attack.
 
     Args:
-      target: 'model', for the clients' changes of the model; or 'statistics',
-        for their running BN statistics.
+      target: 'model', for the clients' changes of the model; 'statistics', for
+        their running BN statistics; or 'exchange', for FedTAN's exchanges.
       seed: Decides the random choices of rules and attacks.
       num_clients: The number of clients of a round, if it is known.
 
     Returns:
       The rule; None for the mean of honest clients.
     """
-    name = getattr(self, f'{target}_aggregator')
+    option = f'{target}_aggregator'
+    name = getattr(self, option)
     attack = None
-    if rules.falsifies_values(self.attack) and self.attack_target in (
-        target,
-        'both',
-    ):
+    if rules.is_attacked(option, self):
       attack = rules.ATTACKS[self.attack]
     if name is None or (name == 'mean' and attack is None):
       return None

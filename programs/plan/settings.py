@@ -236,6 +236,16 @@ def _check_robustness(
         '--attack_target=statistics has no effect with'
         f' {flags.text(_selector(flags))}, whose clients send no BN statistics.'
     )
+  if (
+      rules.falsifies_values(flags.attack)
+      and flags.attack_target in ('exchanges', 'all')
+      and not any(a.has('exchange_aggregator') for a in algorithms)
+  ):
+    raise ValueError(
+        f'--attack_target={flags.attack_target} has no effect with'
+        f' {flags.text(_selector(flags))}, whose rounds have one exchange; use'
+        ' statistics, model or both.'
+    )
   num_clients = flags.clients_per_round or (
       held_out_flags.num_training_clients(flags)
   )

@@ -203,6 +203,8 @@ def build_process(
   choices = {
       'server_optimizer': settings.build_server_optimizer(),
       'statistics_aggregator': _statistics_aggregator(settings, num_clients),
+      'exchange_aggregator': _rule(settings, 'exchange', num_clients),
+      'client_filter': settings.client_filter,
       'num_clients': num_clients if algorithm.needs_num_clients else None,
   }
   arguments = {
@@ -228,7 +230,7 @@ def build_process(
 def _rule(
     settings: settings_lib.RunSettings, target: str, num_clients: int
 ) -> Optional[aggregators.Rule]:
-  """Builds the rule for 'model' or 'statistics'; None: a weighted mean."""
+  """Builds the rule for a target of `build_rule`; None: a weighted mean."""
   num_in_round = (
       settings.clients_per_round
       or held_out_flags.num_training_clients(settings)

@@ -5,7 +5,7 @@ checked their flags.
 """
 
 import dataclasses
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Self
 
 from tff_bn import data as tff_bn_data
 from tff_bn.catalog import rules
@@ -21,17 +21,44 @@ class SplitData(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+class Poisoning:
+  """An attack that falsifies data. The attributes are flags."""
+
+  attack: str
+  attack_strength: Optional[float]
+  num_attackers: int
+
+  @classmethod
+  def of(cls, settings: settings_lib.RunSettings) -> Optional[Self]:
+    """Returns the attack of a run; None if it falsifies no data."""
+    attack = settings.attack
+    if attack is None or not rules.ATTACKS[attack].poisons_data:
+      return None
+    return cls(attack, settings.attack_strength, settings.num_attackers)
+
+  def falsify(
+      self, data: tff_bn_data.FederatedData
+  ) -> tff_bn_data.FederatedData:
+    """Returns the data after the attack."""
+    attack = rules.ATTACKS[self.attack]
+    strength = {}
+    if attack.strength is not None:
+      strength[attack.strength.name] = self.attack_strength
+    return attack.load()(data, self.num_attackers, **strength)
+
+
+@dataclasses.dataclass(frozen=True)
 class DataRecipe:
   """Makes the data of a run, see `tff_bn.data.FederatedData.recipe`.
 
-  `num_flipping` is the number of clients whose labels are falsified. The other
-  attributes are flags.
+  `poisoning` is the attack that falsifies the data of the first clients; None
+  if there is no attack of this kind. The other attributes are flags.
   """
 
   data: data_flags.DataFlags
   seed: int
   clients_per_round: Optional[int]
-  num_flipping: int
+  poisoning: Optional[Poisoning]
   augment: Optional[str]
   held_out_clients: Optional[tuple[str, ...]]
   validation_share: Optional[float] = None
@@ -39,14 +66,11 @@ class DataRecipe:
   @classmethod
   def of(cls, settings: settings_lib.RunSettings) -> 'DataRecipe':
     """Returns the recipe of the data of a run."""
-    flips_labels = settings.attack is not None and not rules.falsifies_values(
-        settings.attack
-    )
     return cls(
         settings.part(data_flags.DataFlags),
         settings.seed,
         settings.clients_per_round,
-        (settings.num_attackers or 0) if flips_labels else 0,
+        Poisoning.of(settings),
         settings.augment,
         settings.held_out_clients,
         settings.validation_share,
@@ -84,8 +108,8 @@ class DataRecipe:
           f'--clients_per_round={self.clients_per_round} asks for more clients'
           f' than the {num_clients} that exist; use at most {num_clients}.'
       )
-    if self.num_flipping:
-      data = tff_bn_data.with_flipped_labels(data, self.num_flipping)
+    if self.poisoning is not None:
+      data = self.poisoning.falsify(data)
     data = dataclasses.replace(
         data, recipe=self, augmentation=self.augment or 'none'
     )

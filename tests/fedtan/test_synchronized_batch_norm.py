@@ -169,6 +169,52 @@ def test_messages_of_one_of_two_clients():
   np.testing.assert_allclose(dx, expected, rtol=1e-11)
 
 
+def test_equal_weights():
+  """The truth is the gradient of the mean loss of two clients."""
+  rng = np.random.default_rng(4)
+  xs = [rng.normal(3, 2, [size, 2]) for size in (5, 7)]
+  cotangents = [rng.normal(1, 1, x.shape) for x in xs]
+  layer = _layer([5, 2], dict(dtype='float64'))
+  gamma, beta = layer.gamma.numpy(), layer.beta.numpy()
+  with tf.GradientTape() as tape:
+    own = tf.constant(xs[0])
+    tape.watch(own)
+    inputs = [own, xs[1]]
+    means = [tf.reduce_mean(x, 0) for x in inputs]
+    mean = sum(means) / 2
+    variance = sum(tf.reduce_mean((x - mean) ** 2, 0) for x in inputs) / 2
+    r = tf.math.rsqrt(variance + layer.epsilon)
+    normalized = [(x - mean) * r for x in inputs]
+    loss = sum(
+        tf.reduce_sum(c * (gamma * n + beta))
+        for c, n in zip(cotangents, normalized)
+    )
+  sums = [
+      ((c * n).numpy().sum(0), c.sum(0)) for c, n in zip(cotangents, normalized)
+  ]
+  kinds = []
+
+  def ask(kind, value, sound):
+    assert sound
+    kinds.append(kind)
+    if kind is Answer.POOLED_MOMENTS:
+      return Moments(tf.constant(12.0, tf.float64), mean, variance)
+    # The client's weight in the loss does not matter.
+    np.testing.assert_allclose(value['scale'], sums[0][0], rtol=1e-12)
+    np.testing.assert_allclose(value['shift'], sums[0][1], rtol=1e-12)
+    scale, shift = np.mean(sums, axis=0)
+    return dict(scale=tf.constant(scale), shift=tf.constant(shift))
+
+  with _synchronized(
+      layer, ask, weight=9.0, fused_moments=True, equal_weights=True
+  ):
+    output, dx, *_ = _output_and_gradients(layer, xs[0], cotangents[0])
+  assert kinds == [Answer.POOLED_MOMENTS, Answer.MEAN]
+  np.testing.assert_allclose(output, gamma * normalized[0] + beta, rtol=1e-12)
+  # The server averages the gradients of both clients.
+  np.testing.assert_allclose(dx, tape.gradient(loss, own), rtol=1e-10)
+
+
 def _sound_questions(x, cotangent, shape, fused_moments=False):
   """Returns whether each question of a client with these values is sound."""
   layer = _layer(shape, {})

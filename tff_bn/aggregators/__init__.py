@@ -38,7 +38,9 @@ if TYPE_CHECKING:
   from tff_bn.aggregators.summed_update import SummedUpdate
 
 # Name -> the module of this package in which it is defined.
-_PARTS = rules.classes(rules.RULES, rules.WRAPPERS, rules.ATTACKS)
+_PARTS = rules.classes(
+    rules.RULES, rules.WRAPPERS, rules.FILTERS, rules.ATTACKS
+)
 
 __all__ = [
     'Attack',

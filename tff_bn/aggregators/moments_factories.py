@@ -1,7 +1,7 @@
 """Aggregation of moments: naive, pooled, and corrected as in FBN."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
@@ -43,6 +43,66 @@ def to_moments_type(value_type: tff.Type) -> tff.Type:
         f' for each batch normalization layer, but was given {value_type}.'
     )
   return tff.to_type([Moments(*layer) for layer in value_type])
+
+
+class MomentsMean:
+  """The TensorFlow part of a `MomentsFactory` without a rule.
+
+  A total is what is known of a set of clients.
+  """
+
+  def __init__(
+      self,
+      value_type: tff.StructType,
+      weight: Callable[[tf.Tensor], tf.Tensor],
+      variance: Callable[[int, tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor],
+  ):
+    """Initializes it.
+
+    Args:
+      value_type: The type of a client's moments, see `to_moments_type`.
+      weight: Maps a client's count to its weight.
+      variance: Computes a layer's variance from its position, the count, and
+        the variances within and between the clients.
+    """
+    self._joined = moments_summary.joined_by_dtype(value_type)
+    self._weight = weight
+    self._variance = variance
+
+  def of_nobody(self) -> list[moments_summary.Summary]:
+    """Returns the total of no clients."""
+    return [layers.of_nobody() for layers in self._joined]
+
+  def add(
+      self, total: list[moments_summary.Summary], value: list[Moments]
+  ) -> list[moments_summary.Summary]:
+    """Adds a client's moments to a total."""
+    return [
+        layers.merge(x, layers.of_client(value, self._weight))
+        for layers, x in zip(self._joined, total)
+    ]
+
+  def merge(
+      self,
+      a: list[moments_summary.Summary],
+      b: list[moments_summary.Summary],
+  ) -> list[moments_summary.Summary]:
+    """Merges the totals of disjoint sets of clients."""
+    return [layers.merge(x, y) for layers, x, y in zip(self._joined, a, b)]
+
+  def report(self, total: list[moments_summary.Summary]) -> list[Moments]:
+    """Returns the moments of all clients in a total."""
+    summaries = {}
+    for layers, summary in zip(self._joined, total):
+      summaries.update(layers.by_layer(summary))
+    return [
+        Moments(
+            s.count,
+            s.mean,
+            self._variance(place, s.count, s.within, s.between),
+        )
+        for place, s in sorted(summaries.items())
+    ]
 
 
 class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
@@ -135,6 +195,10 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     factor = self._factor(layer, count)
     return within if factor is None else within + factor * between
 
+  def mean(self, value_type: tff.StructType) -> 'MomentsMean':
+    """Returns the computation of the weighted mean, see `to_moments_type`."""
+    return MomentsMean(value_type, self._weight, self._variance)
+
   def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
     """Creates the aggregation process.
 
@@ -164,39 +228,26 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
   def _create_mean(
       self, value_type: tff.Type
   ) -> tff.templates.AggregationProcess:
-    joined = moments_summary.joined_by_dtype(value_type)
+    mean = self.mean(value_type)
 
     @tff.tensorflow.computation
     def zero():
-      return [layers.of_nobody() for layers in joined]
+      return mean.of_nobody()
 
     summary_type = zero.type_signature.result
 
     @tff.tensorflow.computation(summary_type, summary_type)
     def merge(a, b):
-      return [layers.merge(x, y) for layers, x, y in zip(joined, a, b)]
+      return mean.merge(a, b)
 
     # Clients send moments, not summaries, which are larger.
     @tff.tensorflow.computation(summary_type, value_type)
     def accumulate(total, value):
-      return [
-          layers.merge(x, layers.of_client(value, self._weight))
-          for layers, x in zip(joined, total)
-      ]
+      return mean.add(total, value)
 
     @tff.tensorflow.computation(summary_type)
     def report(total):
-      summaries = {}
-      for layers, summary in zip(joined, total):
-        summaries.update(layers.by_layer(summary))
-      return [
-          Moments(
-              s.count,
-              s.mean,
-              self._variance(place, s.count, s.within, s.between),
-          )
-          for place, s in sorted(summaries.items())
-      ]
+      return mean.report(total)
 
     @tff.federated_computation
     def initialize():

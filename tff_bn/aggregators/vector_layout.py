@@ -55,6 +55,12 @@ class VectorLayout:
         tf.concat([tf.zeros([0], self.dtype), *parts], axis=0), [self.size]
     )
 
+  def columns(self, path: str) -> slice:
+    """Returns where the leaf of a path, such as `0/mean`, is in a vector."""
+    place = list(self._types).index(path)
+    start = sum(self._sizes[:place])
+    return slice(start, start + self._sizes[place])
+
   def from_vector(self, vector: tf.Tensor) -> Any:
     """Returns a vector as a structure."""
     parts = iter(tf.split(vector, self._sizes) if self._sizes else [])

@@ -2,9 +2,13 @@
 
 import collections
 import functools
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
+
+# The weighted mean of a set of clients, and the sum of their weights.
+Total = collections.OrderedDict[str, Any]
 
 
 class WeightedMeanFactory(tff.aggregators.WeightedAggregationFactory):
@@ -38,23 +42,14 @@ class WeightedMeanFactory(tff.aggregators.WeightedAggregationFactory):
 
     @tff.tensorflow.computation
     def zero():
-      return collections.OrderedDict(
-          weight=tf.zeros([], tf.float64),
-          mean=tff.types.structure_from_tensor_type_tree(
-              lambda t: tf.zeros(t.shape, t.dtype), value_type
-          ),
-      )
+      return of_nobody(value_type)
 
     total_type = zero.type_signature.result
     mean_type = total_type['mean']
 
     @tff.tensorflow.computation(total_type, (mean_type, weight_type))
     def accumulate(total, member):
-      value, weight = member
-      weight = tf.cast(weight, tf.float64)
-      counts = tf.logical_and(weight > 0, tf.math.is_finite(weight))
-      weight = tf.where(counts, weight, tf.zeros_like(weight))
-      return _combine(total, collections.OrderedDict(weight=weight, mean=value))
+      return add(total, *member)
 
     @tff.tensorflow.computation(total_type, total_type)
     def merge(a, b):
@@ -89,9 +84,25 @@ class WeightedMeanFactory(tff.aggregators.WeightedAggregationFactory):
     return tff.templates.AggregationProcess(initialize, next_fn)
 
 
-def _combine(
-    a: collections.OrderedDict, b: collections.OrderedDict
-) -> collections.OrderedDict:
+def of_nobody(value_type: tff.Type) -> Total:
+  """Returns the total of no clients."""
+  return collections.OrderedDict(
+      weight=tf.zeros([], tf.float64),
+      mean=tff.types.structure_from_tensor_type_tree(
+          lambda t: tf.zeros(t.shape, t.dtype), value_type
+      ),
+  )
+
+
+def add(total: Total, value: Any, weight: tf.Tensor) -> Total:
+  """Adds a client's value to a total, unless its weight is to be ignored."""
+  weight = tf.cast(weight, tf.float64)
+  counts = tf.logical_and(weight > 0, tf.math.is_finite(weight))
+  weight = tf.where(counts, weight, tf.zeros_like(weight))
+  return _combine(total, collections.OrderedDict(weight=weight, mean=value))
+
+
+def _combine(a: Total, b: Total) -> Total:
   """Combines two weighted means."""
   weight = a['weight'] + b['weight']
   share = tf.math.divide_no_nan(b['weight'], weight)

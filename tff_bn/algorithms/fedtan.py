@@ -16,15 +16,19 @@ the end of the round, its model.
 """
 
 import functools
+from typing import Optional
 
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
+from tff_bn.aggregators import model_update
 from tff_bn.aggregators import summed_update
 from tff_bn.algorithms import fed_prox
 from tff_bn.catalog import algorithms
+from tff_bn.catalog import options as catalog_options
 from tff_bn.catalog import value_types
 from tff_bn.clients.local_training import FixedStatisticsWork
+from tff_bn.common import checks
 from tff_bn.fedtan import model_checks
 from tff_bn.fedtan import work
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -44,6 +48,7 @@ def build_fedtan(
     *,
     synchronize: str = 'forward_and_backward',
     moments: str = 'two_pass',
+    exchange_aggregator: Optional[model_update.ParticipatingFactory] = None,
     **options: Unpack[Options],
 ) -> tff.learning.templates.LearningProcess:
   """Builds FedTAN for any functional or Sequential model.
@@ -96,6 +101,12 @@ def build_fedtan(
       one exchange of (number of values, mean, variance), which the server
       combines by the law of total variance. It is also exact for batches that
       differ in size or are masked.
+    exchange_aggregator: A `tff_bn.aggregators.Rule` that combines what clients
+      send in the exchanges, with `moments='fused'`; for FedTAN that withstands
+      attackers, next to rules as `model_aggregator` and
+      `statistics_aggregator`. It gives all clients the same weight. With
+      κ-robust rules, each answer is as near to the honest clients' as the rule
+      promises, see `tff_bn.fedtan.robust_exchange`. Default: sums.
     **options: See `tff_bn.algorithms.Options`. `drift_correction` must be
       `None` or `tff_bn.algorithms.FedProx`, whose term is 0 in the first step.
 
@@ -112,6 +123,7 @@ def build_fedtan(
   """
   _SYNCHRONIZE.check('synchronize', synchronize)
   algorithms.MOMENTS.check(moments)
+  _check_rule(exchange_aggregator, moments, options)
   requirements.check_all_shared(
       'FedTAN',
       model,
@@ -136,9 +148,37 @@ def build_fedtan(
           fused_moments=moments == 'fused',
           synchronize_backward=synchronize == 'forward_and_backward',
           sums=None if factory is None else summed_update.of_round(factory),
+          rule=exchange_aggregator,
       ),
       **options,
   )
+
+
+def _check_rule(
+    rule: Optional[model_update.ParticipatingFactory],
+    moments: str,
+    options: Options,
+) -> None:
+  """Checks `exchange_aggregator` against the other arguments."""
+  if rule is None:
+    return
+  checks.check_type(
+      'exchange_aggregator',
+      rule,
+      model_update.ParticipatingFactory,
+      'be a tff_bn.aggregators.Rule, such as'
+      ' tff_bn.aggregators.CoordinateMedian()',
+  )
+  if options.get('sum_aggregator') is not None:
+    raise ValueError(
+        catalog_options.exclusion('exchange_aggregator', 'sum_aggregator')
+    )
+  if moments != 'fused':
+    raise ValueError(
+        f'moments={moments!r} is impossible with'
+        f' exchange_aggregator={type(rule).__name__}, which aggregates means'
+        ' and variances in one exchange; use moments=fused.'
+    )
 
 
 def build_fedtan_ii(
@@ -148,6 +188,7 @@ def build_fedtan_ii(
     sync_rounds: int,
     synchronize: str = 'forward_and_backward',
     moments: str = 'two_pass',
+    exchange_aggregator: Optional[model_update.ParticipatingFactory] = None,
     **options: Unpack[Options],
 ) -> tff.learning.templates.LearningProcess:
   """Builds FedTAN-II: FedTAN, then FedAvg with fixed running statistics.
@@ -162,6 +203,7 @@ def build_fedtan_ii(
     sync_rounds: The number of rounds of FedTAN, at least 1.
     synchronize: See `build_fedtan`.
     moments: See `build_fedtan`.
+    exchange_aggregator: See `build_fedtan`.
     **options: See `build_fedtan`.
 
   Returns:
@@ -178,6 +220,7 @@ def build_fedtan_ii(
       client_optimizer,
       synchronize=synchronize,
       moments=moments,
+      exchange_aggregator=exchange_aggregator,
       **options,
   )
   fixed = averaging.build_shared(

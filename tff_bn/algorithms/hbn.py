@@ -117,7 +117,8 @@ def build_hbn(
     statistics_rate: r, greater than 0 and at most 1.
     **options: See `tff_bn.algorithms.Options`. `statistics_aggregator` must be
       a `tff_bn.aggregators.Rule`, such as `CoordinateMedian()`; it replaces the
-      means in μ' and σ'². Default: the means.
+      means in μ' and σ'². Default: the means. `client_filter` must not be
+      given.
 
   Returns:
     A process whose client state holds the shares of the client.
@@ -135,6 +136,11 @@ def build_hbn(
   layers = requirements.trained_batch_norm_layers('HBN', model)
   _check_classes(model, layers)
   algorithms.HBN_STATISTICS_RATE.check(statistics_rate)
+  if options.get('client_filter') is not None:
+    raise ValueError(
+        f'client_filter={options["client_filter"]!r} is impossible with HBN,'
+        ' which combines the statistics of all clients for each evaluation.'
+    )
   rule = robust_moments.statistics_rule('HBN', options)
   factory = moments_factories.PooledMomentsFactory(rule)
   options['statistics_aggregator'] = factory

@@ -29,9 +29,9 @@ def build_single(
     client_optimizer: The optimizer of local training. Its state starts afresh
       in each round.
     **options: See `tff_bn.algorithms.Options`. `server_optimizer`,
-      `model_aggregator`, `statistics_aggregator`, `sum_aggregator` and
-      `drift_correction` would have no effect and must not be given;
-      `client_weighting` has none.
+      `model_aggregator`, `statistics_aggregator`, `sum_aggregator`,
+      `client_filter` and `drift_correction` would have no effect and must not
+      be given; `client_weighting` has none.
 
   Returns:
     A process whose client state holds the client's whole model, except for
@@ -48,6 +48,7 @@ def build_single(
       'model_aggregator',
       'statistics_aggregator',
       'sum_aggregator',
+      'client_filter',
   ):
     if options.get(name) is not None:
       raise ValueError(

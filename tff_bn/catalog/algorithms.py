@@ -467,6 +467,12 @@ _FEDTAN_NEEDS = (
     SAME_UNITS,
     _NO_PERSONAL_MODELS,
     Need(
+        'moments',
+        lambda options: options.moments == 'fused'
+        or not rules.has_exchange_rule(options),
+        ' if its exchanges have a rule or are attacked; use fused',
+    ),
+    Need(
         'precision',
         lambda options: options.precision != 'mixed_float16',
         ', which cannot scale the loss, as float16 needs it; use mixed_bfloat16'
@@ -481,6 +487,13 @@ _FBN_NEEDS = (
         ', because float16 needs scaled gradients; use mixed_bfloat16 or'
         ' float32',
         'precision',
+    ),
+    Need(
+        'client_filter',
+        lambda options: options.client_filter is None
+        or _has_no_averages(options),
+        ': the averages of the backward pass are those of all clients',
+        'fbn_backward',
     ),
 )
 
@@ -511,6 +524,11 @@ _PLAIN_SGD = (
     ' steps of plain SGD; use '
 )
 _LOSSES = ', which weights the clients by their losses'
+_ALL_CLIENTS = Need(
+    'client_filter',
+    lambda options: options.client_filter is None,
+    ', which corrects drift: the filter is for algorithms without a correction',
+)
 _NO_AVERAGES = Need(
     'fbn_backward',
     _has_no_averages,
@@ -535,6 +553,7 @@ CORRECTIONS: Parts[Correction] = Parts(
         ' --proximal_strength)',
         f'{_ROOM}.fed_prox:build_fed_prox',
         (PROXIMAL_STRENGTH,),
+        needs=(_ALL_CLIENTS,),
     ),
     Correction(
         'scaffold',
@@ -544,6 +563,7 @@ CORRECTIONS: Parts[Correction] = Parts(
         client_weighting='uniform',
         needs_num_clients=True,
         needs=(
+            _ALL_CLIENTS,
             Need('client_optimizer', _is_plain_sgd, f'{_PLAIN_SGD}sgd'),
             Need(
                 'client_momentum',
@@ -558,6 +578,7 @@ CORRECTIONS: Parts[Correction] = Parts(
         " from the features of the client's previous model",
         f'{_ROOM}.moon:build_moon',
         (MOON_WEIGHT, MOON_TEMPERATURE, MOON_FEATURE_LAYER),
+        needs=(_ALL_CLIENTS,),
     ),
     Correction(
         'fedbs',
@@ -566,6 +587,7 @@ CORRECTIONS: Parts[Correction] = Parts(
         f'{_ROOM}.fed_bs:build_fed_bs',
         (FEDBS_EPSILON, PROXIMAL_STRENGTH),
         needs=(
+            _ALL_CLIENTS,
             Need(
                 'model_aggregator',
                 lambda options: options.model_aggregator == 'mean',
@@ -582,9 +604,10 @@ CORRECTIONS: Parts[Correction] = Parts(
 )
 
 _SERVER = (server.SERVER_OPTIMIZER, server.SERVER_CLIP_NORM)
-_SHARED = (STATISTICS, rules.STATISTICS_AGGREGATOR)
+_SHARED = (STATISTICS, rules.STATISTICS_AGGREGATOR, rules.CLIENT_FILTER)
 _FBN = (
     rules.STATISTICS_AGGREGATOR,
+    rules.CLIENT_FILTER,
     POOLED,
     FBN_BACKWARD,
     FBN_BACKWARD_RESTART,
@@ -710,14 +733,14 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         'the first local step of a round uses the BN statistics of all clients'
         ' together, and their gradients',
         f'{_ROOM}.fedtan:build_fedtan',
-        _SERVER + _SHARED + (MOMENTS,),
+        _SERVER + _SHARED + (MOMENTS, rules.EXCHANGE_AGGREGATOR),
         **_FEDTAN,
     ),
     Algorithm(
         'fedtan_forward_only',
         'fedtan without the exchange of the gradients',
         f'{_ROOM}.fedtan:build_fedtan',
-        _SERVER + _SHARED + (MOMENTS,),
+        _SERVER + _SHARED + (MOMENTS, rules.EXCHANGE_AGGREGATOR),
         arguments={'synchronize': 'forward'},
         **_FEDTAN,
     ),
@@ -726,7 +749,14 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         'fedtan for --sync_rounds rounds; then the BN statistics are fixed and'
         ' everything else is averaged',
         f'{_ROOM}.fedtan:build_fedtan_ii',
-        _SERVER + _SHARED + (MOMENTS, SYNC_ROUNDS, AFTER_SYNC_FACTOR),
+        _SERVER
+        + _SHARED
+        + (
+            MOMENTS,
+            rules.EXCHANGE_AGGREGATOR,
+            SYNC_ROUNDS,
+            AFTER_SYNC_FACTOR,
+        ),
         first_phase=SYNC_ROUNDS,
         later_rate=AFTER_SYNC_FACTOR,
         **_FEDTAN,

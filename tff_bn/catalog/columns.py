@@ -162,6 +162,13 @@ class Column:
   is_optional: bool = False
 
 
+# What `--client_filter` adds to `metrics.csv`.
+FILTERED_CLIENTS = Column(
+    'num_filtered_clients',
+    'Left out',
+    COUNT,
+    'clients that --client_filter left out of the mean in the round',
+)
 # What `--privacy` adds to `metrics.csv`.
 CLIPPED_CLIENTS = Column(
     'clipped_clients',

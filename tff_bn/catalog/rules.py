@@ -1,6 +1,7 @@
 """Robust rules, the steps before a rule (wrappers), and attacks."""
 
 import dataclasses
+import functools
 import inspect
 from typing import Any, Optional
 
@@ -13,9 +14,12 @@ from tff_bn.catalog.options import Option
 # The feature of algorithms whose server averages what the clients send.
 MEAN = 'mean'
 # The options that name rules.
-AGGREGATORS = ('model_aggregator', 'statistics_aggregator')
-# The attack that changes the attackers' data. All others change what they send.
-LABEL_FLIP = 'label_flip'
+AGGREGATORS = (
+    'model_aggregator',
+    'statistics_aggregator',
+    'exchange_aggregator',
+)
+_LISTED = '--model_aggregator, --statistics_aggregator or --exchange_aggregator'
 _ROOM = 'tff_bn.aggregators'
 
 
@@ -48,14 +52,13 @@ class Attack(parts.Part):
 
   Attributes:
     strength: The argument that gets `--attack_strength`, if there is one.
+    poisons_data: Whether attackers train honestly on falsified data, which
+      `builds` makes, given the clients' data and the number of attackers.
+      Otherwise they falsify what they send.
   """
 
   strength: Optional[Option] = None
-
-  @property
-  def falsifies_labels(self) -> bool:
-    """Whether attackers train honestly on falsified labels."""
-    return self.name == LABEL_FLIP
+  poisons_data: bool = False
 
 
 def chain(name: str) -> list[Wrapper | Rule]:
@@ -64,8 +67,13 @@ def chain(name: str) -> list[Wrapper | Rule]:
   return [*(WRAPPERS[wrapper] for wrapper in wrappers), RULES[last]]
 
 
+def _is_mean(name: str, options: Any) -> bool:
+  """Whether an aggregator is the mean, or has no effect."""
+  return getattr(options, name) in ('mean', None)
+
+
 def _used_parts(options: Any) -> list[Wrapper | Rule]:
-  """Returns the wrappers and rules of both aggregators."""
+  """Returns the wrappers and rules of all aggregators."""
   return [
       part for name in AGGREGATORS for part in chain(getattr(options, name))
   ]
@@ -101,10 +109,7 @@ def _rule_option(
           Condition(
               'model_aggregator',
               lambda options: uses(name, options),
-              lambda: (
-                  f'is only for {", ".join(_users(name))} in'
-                  ' --model_aggregator or --statistics_aggregator'
-              ),
+              lambda: (f'is only for {", ".join(_users(name))} in {_LISTED}'),
           ),
       ),
       feature=MEAN,
@@ -130,8 +135,7 @@ NUM_BYZANTINE = Option(
             'model_aggregator',
             lambda options: options.attack is not None
             or any(part.name != 'mean' for part in _used_parts(options)),
-            'has no effect without another --model_aggregator or'
-            ' --statistics_aggregator than the mean',
+            f'has no effect without another {_LISTED} than the mean',
         ),
     ),
     feature=MEAN,
@@ -354,6 +358,7 @@ DEVIATIONS = Option(
 EPSILON = Option('epsilon', value_types.POSITIVE, '', 0.5)
 # Blanchard et al. 2017.
 STDDEV = Option('stddev', value_types.POSITIVE, '', 200.0)
+WHITE_SHARE = Option('share', value_types.PART, '', 0.5)
 
 ATTACKS = parts.Parts(
     Attack(
@@ -411,10 +416,20 @@ ATTACKS = parts.Parts(
         f'{_ROOM}.attacks:Infinity',
     ),
     Attack(
-        LABEL_FLIP,
+        'label_flip',
         'trains honestly on labels y that became C - 1 - y; ignores'
         ' --attack_target',
-        'tff_bn.data.label_flipping:flip_labels',
+        'tff_bn.data.label_flipping:with_flipped_labels',
+        poisons_data=True,
+    ),
+    Attack(
+        'soda',
+        'trains honestly on inputs x that became (1 - s) x + s max(x), with s ='
+        ' --attack_strength, which moves the BN statistics alone; ignores'
+        ' --attack_target',
+        'tff_bn.data.shifted_inputs:with_shifted_inputs',
+        strength=WHITE_SHARE,
+        poisons_data=True,
     ),
     of_object=_attack_of_object,
 )
@@ -434,6 +449,16 @@ TARGETS = {
     'statistics': 'the BN statistics that they send',
     'model': 'all other variables that they send',
     'both': 'both',
+    'exchanges': (
+        'what they send in the exchanges of fedtan; needs --moments=fused'
+    ),
+    'all': 'all of these',
+}
+# The targets with which the values for an aggregator are falsified.
+_TARGETS_OF = {
+    'statistics_aggregator': ('statistics', 'both', 'all'),
+    'model_aggregator': ('model', 'both', 'all'),
+    'exchange_aggregator': ('exchanges', 'all'),
 }
 
 
@@ -496,6 +521,54 @@ STATISTICS_AGGREGATOR = Option(
     'mean',
     feature=OWN_NAME,
 )
+EXCHANGE_AGGREGATOR = Option(
+    'exchange_aggregator',
+    _AGGREGATOR,
+    'The same for what the clients of fedtan send in the exchanges of the first'
+    ' step, in place of sums. Needs --moments=fused',
+    'mean',
+    feature=OWN_NAME,
+)
+FILTERS: parts.Parts[parts.Part] = parts.Parts(
+    parts.Part(
+        'bnguard',
+        'divides the clients into two clusters by the statistics of the first'
+        ' BN layer, and averages the larger cluster',
+        f'{_ROOM}.bn_guard:BnGuardFactory',
+    ),
+)
+CLIENT_FILTER = Option(
+    'client_filter',
+    value_types.Choice(FILTERS),
+    'How the server chooses the clients of a round that it averages:\n'
+    + parts.listing(FILTERS),
+    default_text='averages all clients',
+    argument=OWN_NAME,
+    conditions=(
+        *(
+            Condition(
+                name,
+                functools.partial(_is_mean, name),
+                f'is impossible with --{name}={{}}: the clients that are left'
+                ' are averaged',
+            )
+            for name in ('model_aggregator', 'statistics_aggregator')
+        ),
+        Condition(
+            'attack',
+            lambda options: not falsifies_values(options.attack),
+            'is impossible with --attack={}, which needs a rule to attack; use'
+            ' an attack that falsifies data',
+        ),
+        Condition(
+            'privacy',
+            lambda options: options.privacy == 'none',
+            'is impossible with --privacy={}, which hides what each client'
+            ' sends',
+        ),
+    ),
+    feature=OWN_NAME,
+)
 ATTACK = Option(
     'attack',
     parts.PartName(ATTACKS, OTHER_PARTS),
@@ -516,8 +589,8 @@ ATTACK_TARGET = _attack_option(
     conditions=(
         Condition(
             'attack',
-            lambda options: not ATTACKS[options.attack].falsifies_labels,
-            'has no effect on --attack={}, which falsifies labels',
+            lambda options: not ATTACKS[options.attack].poisons_data,
+            'has no effect on --attack={}, which falsifies data',
         ),
     ),
 )
@@ -549,6 +622,8 @@ NUM_ATTACKERS = _attack_option(
 OPTIONS = (
     MODEL_AGGREGATOR,
     STATISTICS_AGGREGATOR,
+    EXCHANGE_AGGREGATOR,
+    CLIENT_FILTER,
     NUM_BYZANTINE,
     CLIPPING_RADIUS,
     CLIPPING_NORM,
@@ -563,11 +638,27 @@ OPTIONS = (
 
 def falsifies_values(attack: Optional[str]) -> bool:
   """Whether an attack changes the values that clients send, not their data."""
-  return attack is not None and not ATTACKS[attack].falsifies_labels
+  return attack is not None and not ATTACKS[attack].poisons_data
+
+
+def is_attacked(aggregator: str, options: Any) -> bool:
+  """Whether attackers falsify the values for an option that names rules."""
+  return (
+      falsifies_values(options.attack)
+      and options.attack_target in _TARGETS_OF[aggregator]
+  )
+
+
+def has_exchange_rule(options: Any) -> bool:
+  """Whether FedTAN's exchanges have a rule, or attackers falsify them."""
+  return options.exchange_aggregator is not None and (
+      options.exchange_aggregator != 'mean'
+      or is_attacked('exchange_aggregator', options)
+  )
 
 
 def takes_no_weights(options: Any) -> bool:
   """Whether the aggregator of the model treats all clients alike."""
-  return options.model_aggregator != 'mean' or (
-      falsifies_values(options.attack) and options.attack_target != 'statistics'
+  return options.model_aggregator != 'mean' or is_attacked(
+      'model_aggregator', options
   )

@@ -23,6 +23,7 @@ _MEMBERS = {
     'split_dataset': 'splitting',
     'with_balanced_classes': 'class_balance',
     'with_flipped_labels': 'label_flipping',
+    'with_shifted_inputs': 'shifted_inputs',
 }
 
 __all__ = [*_MEMBERS]

@@ -10,7 +10,7 @@ import numpy as np
 
 from tff_bn.catalog import tasks
 from tff_bn.catalog import value_types
-from tff_bn.common import checks
+from tff_bn.data import attackers
 from tff_bn.data import federated
 
 
@@ -70,13 +70,7 @@ def with_flipped_labels(
       clients, if an attacker shares a sample with another client, or if the
       task is a regression, which has no labels to flip.
   """
-  checks.check_type(
-      'data',
-      data,
-      federated.FederatedData,
-      'be tff_bn.data.FederatedData, as split_dataset returns it',
-  )
-  checks.check_integer('num_attackers', num_attackers)
+  attackers.check_arguments(data, num_attackers)
   dataset = data.dataset
   num_classes = dataset.num_classes
   if num_classes is None:
@@ -86,27 +80,7 @@ def with_flipped_labels(
     )
   if dataset.task == tasks.MULTILABEL:
     num_classes = 2  # Each label is 0 or 1.
-  client_ids = data.client_ids
-  if not 0 <= num_attackers <= len(client_ids):
-    raise ValueError(
-        f'num_attackers={num_attackers} must be between 0 and the number of'
-        f' clients, {len(client_ids)}.'
-    )
-  flipped, correct = (
-      np.unique(
-          np.concatenate(
-              [np.array([], int), *(data.train_indices[c] for c in clients)]
-          )
-      )
-      for clients in (client_ids[:num_attackers], client_ids[num_attackers:])
-  )
-  shared = np.intersect1d(flipped, correct)
-  if shared.size:
-    raise ValueError(
-        f'num_attackers={num_attackers}: {shared.size} samples of the attackers'
-        ' belong to other clients too, the first at position'
-        f' {shared[0]}; flipping labels needs clients that share no samples.'
-    )
+  flipped = attackers.training_samples(data, num_attackers, 'flipping labels')
   labels = dataset.y_train.copy()
   labels[flipped] = flip_labels(labels[flipped], num_classes)
   return dataclasses.replace(

@@ -47,6 +47,7 @@ class Answer(enum.Enum):
   """The kinds of questions: how the server combines the clients' values."""
 
   SUM = 'the sum over all clients'
+  MEAN = 'a mean over all clients that gives them the same weight'
   POOLED_MOMENTS = 'the moments of all clients together'
 
 
@@ -69,6 +70,7 @@ class SynchronizedBatchNorm:
       fused_moments: bool,
       synchronize_backward: bool,
       sums: Optional[RoundSums] = None,
+      equal_weights: bool = False,
   ):
     """Initializes the calls.
 
@@ -90,6 +92,10 @@ class SynchronizedBatchNorm:
         `tff_bn.aggregators.relative_statistics`. With a fixed number of
         clients, neither weights nor counts are sent, and `client_weight` must
         be 1 or 0.
+      equal_weights: If true, the answers give all clients the same weight, as
+        robust rules do: the answer to `Answer.POOLED_MOMENTS` does, and
+        gradients are averaged by `Answer.MEAN` instead of summed. It needs
+        `fused_moments`.
     """
     self.squared_norm = tf.zeros([], tf.float32)
     self._model = model
@@ -99,6 +105,7 @@ class SynchronizedBatchNorm:
     self._fused_moments = fused_moments
     self._synchronize_backward = synchronize_backward
     self._round_sums = sums
+    self._equal_weights = equal_weights
 
   def __call__(
       self,
@@ -145,7 +152,11 @@ class SynchronizedBatchNorm:
               pooled.mean,
               pooled.variance,
               pooled.count,
-              tf.math.reciprocal_no_nan(pooled.count),
+              # With equal weights, times the number of clients, by which the
+              # answer to `Answer.MEAN` is smaller than a sum.
+              tf.math.reciprocal_no_nan(
+                  count if self._equal_weights else pooled.count
+              ),
           )
       )
     total = self._ask(
@@ -281,10 +292,13 @@ class SynchronizedBatchNorm:
           tf.math.reciprocal_no_nan(kernels.count),
       )
     weight = tf.cast(self._client_weight, shift_gradient.dtype)
+    kind = Answer.SUM
+    if self._equal_weights:
+      weight, kind = tf.ones_like(weight), Answer.MEAN
     sent = collections.OrderedDict(
         scale=weight * scale_gradient, shift=weight * shift_gradient
     )
-    sums = self._ask(Answer.SUM, sent, _can_be_summed(*sent.values()))
+    sums = self._ask(kind, sent, _can_be_summed(*sent.values()))
     return (
         sums['scale'],
         sums['shift'],

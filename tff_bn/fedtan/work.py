@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.aggregators import model_update
 from tff_bn.aggregators import summed_update
 from tff_bn.clients import client_work
 from tff_bn.clients.drift_correction import BoundCorrection
@@ -61,6 +62,7 @@ class FedTanWork(client_work.ClientWork):
       fused_moments: bool,
       synchronize_backward: bool,
       sums: Optional[summed_update.RoundSums] = None,
+      rule: Optional[model_update.ParticipatingFactory] = None,
   ):
     """Traces the first step and the ordinary ones.
 
@@ -73,8 +75,11 @@ class FedTanWork(client_work.ClientWork):
       synchronize_backward: See `SynchronizedBatchNorm`.
       sums: The factory of the sums of the values that clients send in each
         exchange. Default: plain sums, and pooled moments.
+      rule: A `tff_bn.aggregators.Rule` that combines these values, with
+        `fused_moments`. Default: none.
     """
     self._sums = sums
+    self._rule = rule
     training = (
         LocalStep(model, config, correction)
         if config.local_steps == 1
@@ -113,6 +118,7 @@ class FedTanWork(client_work.ClientWork):
           fused_moments=fused_moments,
           synchronize_backward=synchronize_backward,
           sums=self._sums,
+          equal_weights=self._rule is not None,
       )
       with (
           batch_norm_calls.replaced(keras_model, synchronized),
@@ -198,18 +204,9 @@ class FedTanWork(client_work.ClientWork):
         end = self._build_last_stage(answers_type, carried_types)
         computations.append(end.computation)
 
-    exchanges = []
-    if self._sums is not None:
-      exchanges = [
-          summed_update.ExchangeFactory(factory).create(
-              computation.type_signature.result['sent']
-          )
-          for factory, computation in zip(
-              self._sums.exchange_factories(self.num_exchanges),
-              computations[:-1],
-              strict=True,
-          )
-      ]
+    exchanges = self._build_exchanges(
+        [c.type_signature.result['sent'] for c in computations[:-1]]
+    )
 
     def update_clients(exchange_states, state, weights, data):
       result = tff.federated_map(computations[0], (state, weights, data))
@@ -217,9 +214,12 @@ class FedTanWork(client_work.ClientWork):
       outputs = []
       for number in range(1, last + 1):
         if exchanges:
+          weight = []
+          if exchanges[number - 1].is_weighted:
+            weight = [tff.federated_map(_weight_of, result['takes_part'])]
           outputs.append(
               exchanges[number - 1].next(
-                  exchange_states[number - 1], result['sent']
+                  exchange_states[number - 1], result['sent'], *weight
               )
           )
           answers = outputs[-1].result
@@ -250,6 +250,25 @@ class FedTanWork(client_work.ClientWork):
         [start, end],
         exchanges,
     )
+
+  def _build_exchanges(
+      self, sent_types: Sequence[tff.Type]
+  ) -> list[tff.templates.AggregationProcess]:
+    """Builds the aggregators of the exchanges, if they need a state."""
+    if self._rule is not None:
+      # FedTAN without a rule needs none of the rules' modules.
+      from tff_bn.fedtan import robust_exchange
+
+      factory = robust_exchange.RobustExchangeFactory(self._rule)
+      weight_type = _weight_of.type_signature.result
+      return [factory.create(sent, weight_type) for sent in sent_types]
+    if self._sums is not None:
+      factories = self._sums.exchange_factories(self.num_exchanges)
+      return [
+          summed_update.ExchangeFactory(factory).create(sent_type)
+          for factory, sent_type in zip(factories, sent_types, strict=True)
+      ]
+    return []
 
   def _values_before(
       self, shared: ModelWeights, client_state: Mapping[str, Any]
@@ -380,6 +399,12 @@ class FedTanWork(client_work.ClientWork):
     # A client without data has no first step that could fail.
     sound = tf.logical_or(takes_part, tf.logical_not(found))
     return self.report(start, result, sound=sound, exchanged=first.exchanged)
+
+
+@tff.tensorflow.computation(np.bool_)
+def _weight_of(takes_part):
+  """Returns a client's weight for a rule, see `RobustExchangeFactory`."""
+  return tf.cast(takes_part, tf.int32)
 
 
 def _first_batch(

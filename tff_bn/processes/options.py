@@ -12,6 +12,7 @@ from tff_bn.aggregators import summed_update
 from tff_bn.aggregators import weighted_mean
 from tff_bn.catalog import local_training
 from tff_bn.catalog import options as catalog_options
+from tff_bn.catalog import rules
 from tff_bn.catalog import server
 from tff_bn.clients.drift_correction import DriftCorrection
 from tff_bn.clients.drift_correction import RoundVariants
@@ -48,6 +49,9 @@ class Options(LocalTrainingOptions, total=False):
       `tff.aggregators.SecureSumFactory(10.0)`, see
       `tff_bn.aggregators.SummedUpdate`. Instead of `model_aggregator`, and of
       a rule for the statistics. Default: none.
+    client_filter: `'bnguard'`: the server averages only a part of the clients,
+      see `tff_bn.aggregators.BnGuardFactory`. It excludes rules,
+      `sum_aggregator` and `drift_correction`. Default: all clients.
     seed: Determines dropout and other random layers, together with the round
       and the client's first batch. Determines also the phases of personal
       position encodings, together with the client's number, see
@@ -65,6 +69,7 @@ class Options(LocalTrainingOptions, total=False):
   model_aggregator: Optional[model_update.AggregationFactory]
   statistics_aggregator: Optional[tff.aggregators.UnweightedAggregationFactory]
   sum_aggregator: Optional[tff.aggregators.UnweightedAggregationFactory]
+  client_filter: Optional[str]
 
 
 def check_names(known: type, given: Iterable[str]) -> None:
@@ -101,10 +106,11 @@ class ProcessConfig(LocalTrainingConfig):
       tff.aggregators.UnweightedAggregationFactory
   ] = None
   sum_aggregator: Optional[tff.aggregators.UnweightedAggregationFactory] = None
+  client_filter: Optional[str] = None
 
   def __post_init__(self):
     super().__post_init__()
-    catalog_options.check_fields(self, server.OPTIONS)
+    catalog_options.check_fields(self, (*server.OPTIONS, rules.CLIENT_FILTER))
     weighted = tff.aggregators.WeightedAggregationFactory
     unweighted = tff.aggregators.UnweightedAggregationFactory
     checks.check_type(
@@ -132,6 +138,28 @@ class ProcessConfig(LocalTrainingConfig):
         (DriftCorrection, type(None)),
         'be a DriftCorrection, such as tff_bn.algorithms.FedProx(0.001)',
     )
+    if self.client_filter is not None:
+      self._check_filter()
+
+  def _check_filter(self) -> None:
+    """Checks that the clients that a filter leaves are averaged."""
+    statistics = self.statistics_aggregator
+    has_moments = statistics is None or (
+        isinstance(statistics, moments_factories.MomentsFactory)
+        and statistics.rule is None
+    )
+    for name, is_possible in (
+        ('model_aggregator', self._has_mean()),
+        ('statistics_aggregator', has_moments),
+        ('drift_correction', self.drift_correction is None),
+        ('sum_aggregator', self.sum_aggregator is None),
+    ):
+      if not is_possible:
+        raise ValueError(
+            f'client_filter={self.client_filter!r} is impossible with'
+            f' {name}={type(getattr(self, name)).__name__}: it averages the'
+            ' models and the statistics of the clients that are left.'
+        )
 
   def _check_sum_aggregator(self) -> None:
     """Checks `sum_aggregator`, and what can't be given together with it."""
@@ -181,10 +209,9 @@ class ProcessConfig(LocalTrainingConfig):
   def _averages_models(self) -> bool:
     """Whether the server's new model is the mean of the clients' models."""
     if (
-        self.server_clip_norm is not None or self.sum_aggregator is not None
-    ) or not isinstance(
-        self.model_aggregator,
-        (weighted_mean.WeightedMeanFactory, type(None)),
+        self.server_clip_norm is not None
+        or self.sum_aggregator is not None
+        or not self._has_mean()
     ):
       return False
     if self.server_optimizer is None:
@@ -196,6 +223,11 @@ class ProcessConfig(LocalTrainingConfig):
         self.server_optimizer
     ) == optimizers.default_hyperparameters(
         averaging
+    )
+
+  def _has_mean(self) -> bool:
+    return isinstance(
+        self.model_aggregator, (weighted_mean.WeightedMeanFactory, type(None))
     )
 
   def update_aggregator(
@@ -218,6 +250,11 @@ class ProcessConfig(LocalTrainingConfig):
           update_type,
           weight_type,
           num_exchanges,
+      )
+    if self.client_filter is not None:
+      factory = rules.FILTERS[self.client_filter].load()
+      return factory(self.statistics_aggregator).create(
+          update_type, weight_type
       )
     model = self.model_aggregator
     if model is None:

@@ -91,6 +91,8 @@ def train(
   *   `client_deviation_NAME`, `client_worst_tenth_NAME`: of the first metric in
       `client_test_NAME`, see `tff_bn.training.client_metrics.spread`.
   *   `num_clients`, `num_dropped_clients`: in that round.
+  *   `num_filtered_clients`: the clients that `client_filter` left out of the
+      mean in that round; only with this option.
   *   `rejected_rounds`: the number of rounds so far in which the server kept
       its model because the new one was not finite.
   *   `max_update_norm_ratio`: the largest norm of a client's update in that

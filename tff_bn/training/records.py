@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tff_bn.analysis import communication
+from tff_bn.catalog import columns
 from tff_bn.data import federated
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
@@ -128,7 +129,7 @@ class Records:
                 is_due=is_due,
                 num_rounds=config.rounds,
                 costs_fn=self._costs_until,
-                round_columns=round_columns,
+                round_columns={**_filter_columns(process), **round_columns},
                 on_rows=self.hook.update,
                 has_client_models=self.evaluation.has_client_models,
                 has_validation=self.evaluation.has_validation,
@@ -220,9 +221,29 @@ def is_finite(model: BatchNormModel, weights: ModelWeights) -> bool:
 
 def _correction_names(process: Process) -> Sequence[str]:
   """Returns the names of the metrics of a correction of the clients' drift."""
+  return _metric_names(process, 'client_work', 'correction')
+
+
+def _filter_columns(process: Process) -> metrics_log.RoundColumns:
+  """Returns the column of a filter of the clients, if there is one."""
+  name = columns.FILTERED_CLIENTS.name
+  if name not in _metric_names(process, 'aggregator'):
+    return {}
+  return {name: lambda _, metrics: _filtered(metrics, name)}
+
+
+def _filtered(metrics: Mapping[str, Any], name: str) -> Optional[int]:
+  # There are no metrics before round 1.
+  number = metrics.get('aggregator', {}).get(name)
+  return None if number is None else int(number)
+
+
+def _metric_names(process: Process, *path: str) -> Sequence[str]:
+  """Returns the names of a part of a process's metrics."""
   try:
-    metrics_type = process.next.type_signature.result.metrics.member
-    correction_type = metrics_type['client_work']['correction']
+    part = process.next.type_signature.result.metrics.member
+    for name in path:
+      part = part[name]
   except (AttributeError, KeyError, TypeError):
     return ()  # The process of another package.
-  return [name for name, _ in tff.structure.iter_elements(correction_type)]
+  return [name for name, _ in tff.structure.iter_elements(part) if name]

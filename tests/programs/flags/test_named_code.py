@@ -173,9 +173,13 @@ def test_flags_that_name_code_are_known():
   known = {
       name for name in values if values[name].parser.values.names_code('evil:f')
   }
-  # The help of the first one refers to the flag before it; the second one is
-  # a file, which can contain code.
-  assert known == explained | {'statistics_aggregator', 'initial_model'}
+  # The help of the first two refers to the flag before them; the last one is a
+  # file, which can contain code.
+  assert known == explained | {
+      'statistics_aggregator',
+      'exchange_aggregator',
+      'initial_model',
+  }
   assert {'dataset', 'split', 'model', 'model_aggregator'} <= known
   groups = (settings_lib.RunSettings, logging_flags.LoggingFlags)
   assert known <= {name for group in groups for name in group.specs()}

@@ -500,7 +500,7 @@ _CONTRADICTIONS = """
 --model_aggregator=median --num_byzantine=2 --clients_per_round=4
     --num_byzantine=2 must be less than half of the 4 clients
 --num_byzantine=2
-    --num_byzantine=2 has no effect without another --model_aggregator or
+    --num_byzantine=2 has no effect without another --model_aggregator,
 --clipping_radius=2
     --clipping_radius=2.0 is only for centered_clipping
 --bucket_size=2
@@ -526,6 +526,30 @@ _CONTRADICTIONS = """
     --attack=sf needs --num_attackers
 --attack=label_flip --num_attackers=3 --attack_target=model
     --attack_target=model has no effect on --attack=label_flip, which
+--algorithm=fedavg --attack=sf --num_attackers=3 --attack_target=exchanges
+    --attack_target=exchanges has no effect with --algorithm=fedavg, whose
+--algorithm=fedtan --attack=sf --num_attackers=3 --attack_target=all
+    moments=two_pass is impossible with fedtan if its exchanges have a rule or
+--algorithm=fedtan --exchange_aggregator=median
+    moments=two_pass is impossible with fedtan if its exchanges have a rule or
+--algorithm=fedavg --exchange_aggregator=median
+    --exchange_aggregator=median has no effect with --algorithm=fedavg; it is
+--algorithm=fedavg --client_filter=bnguard --model_aggregator=median
+    --client_filter=bnguard is impossible with --model_aggregator=median: the
+--client_filter=bnguard --statistics_aggregator=nnm+median --num_byzantine=1
+    --client_filter=bnguard is impossible with --statistics_aggregator=nnm+med
+--client_filter=bnguard --attack=sf --num_attackers=3
+    --client_filter=bnguard is impossible with --attack=sf, which needs a rule
+--client_filter=bnguard --privacy=secure_sum
+    --client_filter=bnguard is impossible with --privacy=secure_sum, which hide
+--algorithm=fedtan --exchange_aggregator=median --privacy=secure_sum
+    --privacy=secure_sum gives the server sums, but rules and attacks need
+--algorithm=fedbn --client_filter=bnguard
+    --client_filter=bnguard has no effect with --algorithm=fedbn; it is for
+--algorithm=fedprox --client_filter=bnguard
+    client_filter=bnguard is impossible with fedprox, which corrects drift
+--algorithm=fbn --fbn_backward=mean --client_filter=bnguard
+    exclude each other with fbn: the averages of the backward pass are those
 --attack=sf --num_attackers=10
     --num_attackers=10 must be less than the 10 clients of a round.
 --algorithm=fedbn --attack=sf --num_attackers=3 --attack_target=statistics

@@ -527,6 +527,65 @@ def test_label_flipping_is_an_attack_on_the_data():
   np.testing.assert_array_equal(again.dataset.y_train, attacked.dataset.y_train)
 
 
+def test_shifted_inputs_are_an_attack_on_the_data():
+  arguments = ('--split=iid', '--attack=soda', '--num_attackers=3')
+  honest = _data(*arguments[:1])
+  for strength, share in (((), 0.5), (('--attack_strength=0.25',), 0.25)):
+    attacked = _data(*arguments, *strength)
+    for number, client in enumerate(honest.client_ids):
+      samples = honest.train_indices[client]
+      expected = honest.dataset.x_train[samples]
+      if number < 3:
+        largest = honest.dataset.x_train.max()
+        expected = (1 - share) * expected + share * largest
+      np.testing.assert_allclose(
+          attacked.dataset.x_train[samples], expected, rtol=1e-6
+      )
+    assert attacked.recipe().fingerprint() == attacked.fingerprint()
+
+
+def test_the_client_filter(monkeypatch):
+  flags = ('--algorithm=fbn', '--client_filter=bnguard')
+  attacks = ((), ('--attack=soda', '--num_attackers=2'))
+  for attack in attacks:
+    arguments = _arguments(monkeypatch, *flags, *attack)
+    assert arguments['client_filter'] == 'bnguard'
+    assert arguments['model_aggregator'] is None
+    assert arguments.get('statistics_aggregator') is None
+  assert 'client_filter' not in _arguments(monkeypatch, *flags[:1])
+
+
+def test_rules_and_attacks_in_exchanges(monkeypatch):
+  names = ('model', 'statistics', 'exchange')
+
+  def build(*flags):
+    arguments = _arguments(
+        monkeypatch, '--algorithm=fedtan', '--moments=fused', *flags
+    )
+    rules = [arguments.get(f'{name}_aggregator') for name in names]
+    assert type(rules[1]) is aggregators.NaiveMomentsFactory
+    rules[1] = rules[1].rule
+    return rules
+
+  assert build() == [None] * 3
+  robust = ('--exchange_aggregator=nnm+median', '--num_byzantine=2')
+  *others, rule = build(*robust)
+  assert others == [None] * 2
+  assert type(rule) is aggregators.NearestNeighborMixing
+  for target, expected in (
+      ('both', (True, True, False)),
+      ('exchanges', (False, False, True)),
+      ('all', (True, True, True)),
+  ):
+    attack = ('--attack=foe', '--num_attackers=3', f'--attack_target={target}')
+    rules = build(*attack, *robust)
+    is_attacked = [type(found) is aggregators.Attacked for found in rules]
+    assert tuple(is_attacked) == expected
+  assert type(rule) is aggregators.NearestNeighborMixing
+  assert rules[2].num_attackers == 3
+  assert type(rules[2].rule) is aggregators.NearestNeighborMixing
+
+
 def test_errors_of_algorithms_name_the_flags():
   settings = _settings(
       '--algorithm=moon', '--model=mlp3', '--moon_feature_layer=none'
