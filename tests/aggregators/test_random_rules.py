@@ -13,7 +13,7 @@ import tensorflow as tf
 from tff_bn.aggregators import robust_rule
 from tff_bn.catalog import rules
 
-# With 2 attackers, bulyan ends with clients that are each other's nearest: ties.
+# With 2, bulyan ends with clients that are each other's nearest: ties.
 _F = 3
 _D = 3
 _CHAINS = ('nnm+mean', 'nnm+trimmed_mean', 'clipping+median', 'arc+krum')

@@ -84,8 +84,9 @@ def test_split_is_as_documented_or_an_error_says_why(
   try:
     found = split(seed)
   except ValueError as error:
-    assert re.search(rf'\b({"|".join(_NAMES)})=', str(error)), error
-    assert re.search(r'; use|use |must be|needs', str(error)), error
+    message = str(error)
+    assert re.search(rf'\b({"|".join(_NAMES)})=', message), message
+    assert re.search(r'\b(use|must be|needs)\b', message), message
     return
   ids = found.client_ids
   if num_clients is not None:
@@ -98,7 +99,7 @@ def test_split_is_as_documented_or_an_error_says_why(
     assert tuple(indices) == ids
     for part in indices.values():
       assert (np.diff(part) > 0).all()
-      assert not part.size or (0 <= part[0] and part[-1] < num_samples)
+      assert not part.size or (part[0] >= 0 and part[-1] < num_samples)
   parts = [found.train_indices[client] for client in ids]
   assert all(part.size for part in parts)
   _check_training_samples(name, dataset, parts, parameters)
