@@ -28,7 +28,7 @@ def _snapshot(run_dir):
     name = path.relative_to(run_dir).as_posix()
     assert 'unusable' not in name
     if path.suffix == '.keras':
-      found[name] = training_fakes._saved_weights(path)
+      found[name] = training_fakes.saved_weights(path)
     elif path.suffix in ('.csv', '.md', '.png', '.npy', '.txt'):
       found[name] = path.name in _TIMES or path.read_bytes()
   assert found

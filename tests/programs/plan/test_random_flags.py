@@ -34,8 +34,12 @@ def _parse(define_flags, texts):
 
 
 def _shown(text):
-  """A text as messages have it: those of the programs are one paragraph."""
-  return ascii(text)[1:-1] if parsers._REFUSED.search(text) else text
+  """A text as messages have it."""
+  try:
+    parsers.check_characters(text)
+  except ValueError:
+    return ascii(text)[1:-1]
+  return text
 
 
 @pytest.mark.parametrize(
