@@ -45,9 +45,8 @@ def test_after_a_fault_the_same_command_comes_to_the_same_end(
   kinds = [
       (*kind, round(share * operations))
       for kind, share in (
-          ((faults.KILL, 1), 0.45),
-          ((errno.ENOSPC, faults.ALWAYS), 0.6),
-          ((errno.EIO, 1), 0.75),
+          ((faults.KILL, 1), 0.6),
+          ((errno.ENOSPC, faults.ALWAYS), 0.9),
       )
   ]
   faults.check(library, f'faulty_programs:{task}', tmp_path, kinds, _snapshot)
