@@ -111,7 +111,9 @@ def _likely(values):
         _names(values.wrapped.known),
     )
   if isinstance(values, value_types.List):
-    return st.lists(texts(values.element), max_size=3).map(','.join)
+    joined = st.lists(texts(values.element), max_size=3).map(','.join)
+    quoted = st.sampled_from(['"a,b",c', '"c, d"', 'a,"x ""y"""'])
+    return st.one_of(joined, joined, quoted)
   if isinstance(values, value_types.RegularExpression):
     return st.sampled_from(['dense.*', 'a|b', '(', '[a', '(?i)x', '*'])
   if isinstance(values, value_types.KerasFile):

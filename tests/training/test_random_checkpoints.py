@@ -4,6 +4,7 @@ import asyncio
 import collections
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 
@@ -16,6 +17,7 @@ import pytest
 from tff_bn.training import checkpoints
 from tff_bn.training import client_state_codec
 from tff_bn.training import client_state_store
+from tff_bn.training import manifests
 from tff_bn.training import metrics_log
 from tff_bn.training import run_identity
 
@@ -58,7 +60,9 @@ def _assert_same(found, expected):
 def _damage(draw):
   """A function that cuts a file, or changes some of its bytes."""
   share = draw(st.floats(0, 1, exclude_max=True))
-  kind = draw(st.sampled_from(['cut', 'bit', 'bit', 'bytes', 'removed']))
+  kind = draw(
+      st.sampled_from(['cut', 'bit', 'digit', 'digit', 'bytes', 'removed'])
+  )
   bit = 1 << draw(st.integers(0, 7))
   noise = draw(st.binary(min_size=1, max_size=16))
 
@@ -66,6 +70,11 @@ def _damage(draw):
     position = int(share * len(content))
     if kind == 'cut' or not content:
       return content[:position]
+    if kind == 'digit':
+      # JSON stays valid.
+      return content[:position] + re.sub(
+          rb'\d', lambda m: b'%d' % (9 - int(m[0])), content[position:], count=1
+      )
     if kind == 'bit':
       end = content[position + 1 :]
       return content[:position] + bytes([content[position] ^ bit]) + end
@@ -160,6 +169,38 @@ def test_damaged_checkpoint_never_gives_another_state(folder, state, damages):
   assert round_num >= max({1, 2, 3} - damaged, default=1)
   assert int(found[0]) == round_num
   _assert_same(found[1], state)
+
+
+_JSON = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(2**60), 2**60),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(max_size=5),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    ),
+    max_leaves=5,
+)
+
+
+@hypothesis.given(rows=_JSON, damage=_damage())
+def test_damaged_manifest_never_gives_another_content(folder, rows, damage):
+  _begin(folder)
+  content = dict(format=1, rows=rows)
+  manifests.write(folder, content)
+  assert manifests.read(folder, 1) == content
+  _apply(damage, folder / manifests.FILE_NAME)
+  try:
+    found = manifests.read(folder, 1)
+  except ValueError as error:
+    message = str(error)
+    assert os.fspath(folder) in message
+    return
+  assert found == content
 
 
 def _snapshot(folder):

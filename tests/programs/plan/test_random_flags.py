@@ -1,5 +1,6 @@
 """Random flags: settings that flags.txt keeps, or an error that explains."""
 
+import math
 import os
 import pathlib
 
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 import pytest
 import random_flags
 
+from tff_bn.catalog import value_types
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import train
@@ -42,6 +44,14 @@ def _shown(text):
   return text
 
 
+def _assert_is_in_range(value, allowed):
+  assert math.isfinite(value)
+  assert allowed.minimum is None or value >= allowed.minimum
+  assert allowed.maximum is None or value <= allowed.maximum
+  assert allowed.above is None or value > allowed.above
+  assert allowed.below is None or value < allowed.below
+
+
 @pytest.mark.parametrize(
     'program', _PROGRAMS, ids=[program.name for program in _PROGRAMS]
 )
@@ -60,6 +70,8 @@ def test_a_flag_is_read_or_its_error_names_it(program, data):
     assert message.endswith(('.', '?'))
     return
   value = getattr(flags, name)
+  if isinstance(types[name], value_types.Number) and value is not None:
+    _assert_is_in_range(value, types[name])
   again = _parse(program.define_flags, {name: parsers.to_text(value)})
   assert getattr(again, name) == value
 
