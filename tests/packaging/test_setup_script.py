@@ -363,7 +363,7 @@ def test_locked_requirements(machine: Machine):
   lines = machine.project / '.venv' / 'build-requirements.txt'
   for line in lines.read_text().splitlines():
     assert ' --hash=sha256:' in line
-  # What is installed without hashes is installed again with them.
+  # Only a change of LOCKED installs everything again.
   machine.run(*command, LOCKED='1')
   assert len(machine.calls()) == 1
   machine.run(*command)
