@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tff_bn.catalog import algorithms
 from tff_bn.catalog import datasets
 from tff_bn.catalog import value_types
+from tff_bn.programs.plan import sweeps
 
 # Texts that are wrong for most flags.
 _JUNK = st.one_of(
@@ -118,13 +119,19 @@ def _likely(values):
     return st.sampled_from(['dense.*', 'a|b', '(', '[a', '(?i)x', '*'])
   if isinstance(values, value_types.KerasFile):
     return st.sampled_from(['x.keras', '/no/such.keras', 'é.keras', '.keras'])
-  # Image sizes, schedules, checksums, devices and swept flags.
+  if isinstance(values, sweeps.SweepParser):
+    return st.sampled_from(
+        [
+            *('rounds=1,2', 'rounds=2', 'rounds=', 'seed=1', 'seeds=3', 'x=1'),
+            *('gamma=0.5,0.1', '--split=iid,gamma', 'split=iid,gama', 'rounds'),
+        ]
+    )
+  # Image sizes, schedules, checksums and devices.
   return st.sampled_from(
       [
           *('8', '9x8', '0x1', '8x', '99999x2', '3:0.5', '3:0.5,7:0.1', '3:'),
           *('7:1,3:1', '0' * 64, 'A' * 64, '0' * 63, 'cpu:0', 'gpu:1', 'GPU:9'),
-          *('rounds=1,2', 'rounds=2', 'rounds=', 'seed=1', 'seeds=3', 'x=1'),
-          *('gamma=0.5,0.1', 'split=iid,gamma', 'split=iid,gama', 'name', 'é'),
+          *('7:1', 'name', 'é'),
       ]
   )
 

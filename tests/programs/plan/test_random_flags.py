@@ -72,7 +72,11 @@ def test_a_flag_is_read_or_its_error_names_it(program, data):
   value = getattr(flags, name)
   if isinstance(types[name], value_types.Number) and value is not None:
     _assert_is_in_range(value, types[name])
-  again = _parse(program.define_flags, {name: parsers.to_text(value)})
+  # A flag that can be repeated has a list.
+  values = value if isinstance(value, list) else [value]
+  again = command_line.parse(
+      program.define_flags, [f'--{name}={parsers.to_text(v)}' for v in values]
+  )
   assert getattr(again, name) == value
 
 
