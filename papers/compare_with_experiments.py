@@ -118,7 +118,7 @@ def experiment_flags(planned: experiment_plan.Plan) -> dict[str, str]:
   if planned.comparison is not None:
     texts |= compare.comparison_flags(flags, planned.comparison)
     # The experiment's axes set the algorithms.
-    del texts['algorithms']
+    texts.pop('algorithms', None)
   return texts
 
 

@@ -99,11 +99,15 @@ def comparison_flags(
     flags: command_line.ParsedFlags, comparison: comparison_lib.Comparison
 ) -> dict[str, str]:
   """Returns the texts of the flags of a comparison and of its runs, by name."""
-  return {
+  texts = {
       **sweeps.texts(flags),
       'average_last': parsers.to_text(flags.average_last),
       **comparison_lib.flag_texts(comparison),
   }
+  if not flags.is_given('algorithms'):
+    # With this flag, the algorithms lose the settings of the first look.
+    del texts['algorithms']
+  return texts
 
 
 def main(flags: command_line.ParsedFlags) -> None:

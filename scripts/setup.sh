@@ -2,13 +2,15 @@
 # Installs the project and its requirements into .venv, with the newest Python
 # that it finds: 3.13, 3.12 or 3.11. Does nothing if .venv is up to date. Set
 # PYTHON to choose the interpreter. Arguments are further requirements files to
-# install.
+# install. With LOCKED=1, pip checks the hashes of all packages.
 
 set -eu
 CDPATH='' cd -- "$(dirname -- "$0")/.."
 
 venv=.venv
 stamp=$venv/installed
+# The same requirements with hashes.
+locked=${LOCKED:+locked/}
 
 # Settings that would make pip or Python look or install outside .venv.
 unset PYTHONHOME PYTHONPATH PIP_PREFIX PIP_TARGET
@@ -69,7 +71,7 @@ fingerprint() {
     echo "$1"
     pwd -P
     # setup.py copies the text of the import hook.
-    cat requirements.txt setup.py tff_bn/imports/tff_imports.py
+    cat "${locked}requirements.txt" setup.py tff_bn/imports/tff_imports.py
   } | cksum
 }
 
@@ -92,7 +94,7 @@ install() {
 
 install_files() {
   for file; do
-    install -r "$file"
+    install -r "$locked$file"
   done
 }
 
@@ -110,9 +112,10 @@ trap '[ $? = 0 ] ||
 rm -f -- "$stamp"
 "$python" -m venv --clear "$venv"
 # Some packages are built here, with the pinned setuptools.
-grep -E '^(setuptools|wheel)==' requirements.txt >"$venv/build-requirements.txt"
+grep -E '^(setuptools|wheel)==' "${locked}requirements.txt" \
+    >"$venv/build-requirements.txt"
 install -r "$venv/build-requirements.txt"
-install --no-build-isolation -r requirements.txt
+install --no-build-isolation -r "${locked}requirements.txt"
 install --no-build-isolation --editable .
 fingerprint "$version" >"$stamp"
 install_files "$@"

@@ -10,6 +10,7 @@ import os
 import sys
 
 import contexts
+import hypothesis
 import pytest
 
 # Before TensorFlow, so that it uses oneDNN.
@@ -22,6 +23,15 @@ os.environ.setdefault('TF_NUM_INTRAOP_THREADS', '1')
 # closed then: their message would be among the errors of a tested program.
 os.environ.setdefault('GRPC_ENABLE_FORK_SUPPORT', 'false')
 
+
+# The same examples in every run. `--hypothesis-profile=long` draws others.
+hypothesis.settings.register_profile(
+    'reproducible', derandomize=True, database=None, deadline=None
+)
+hypothesis.settings.register_profile(
+    'long', max_examples=5000, database=None, deadline=None, print_blob=True
+)
+hypothesis.settings.load_profile('reproducible')
 
 # The type of functions with a cache, such as processes that tests share.
 _Cached = type(functools.cache(len))

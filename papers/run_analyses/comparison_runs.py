@@ -25,12 +25,16 @@ def runs_of(
       folder holds.
   """
   path = folder / run_folder.FLAGS_FILE
-  if 'algorithms' not in texts:
+  if 'experiment' in texts:
     raise ValueError(
-        f'{path} has no --algorithms, so the runs of the comparison are not'
-        f' known; choose one of the runs in {folder / run_folder.RUNS}.'
+        f'{folder} is an experiment, whose runs can only be analyzed one by'
+        f' one; choose one of those in {folder / run_folder.RUNS}.'
     )
-  labels = algorithms.labels(texts['algorithms'].split(','))
+  if 'algorithms' in texts:
+    names = texts['algorithms'].split(',')
+  else:
+    names = list(algorithms.COMPARED)  # The first look.
+  labels = algorithms.labels(names)
   runs = {
       folder / run_folder.RUNS / f'{label}-seed{seed}': algorithm
       for algorithm, label in labels.items()
@@ -40,7 +44,7 @@ def runs_of(
     try:
       finished_run.check(run)
     except ValueError as error:
-      raise ValueError(f'{error} {path} names this run.') from error
+      raise ValueError(f'{error} {path} asks for this run.') from error
   # With a changed file, means would be over other runs.
   for run in sorted((folder / run_folder.RUNS).iterdir()):
     if run not in runs and (run / run_folder.FLAGS_FILE).exists():

@@ -8,7 +8,6 @@ after SIGTERM. Errors are one paragraph on the standard error stream;
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
-import copy
 import dataclasses
 import errno
 import os
@@ -104,9 +103,9 @@ def parse(
     UsageError: If an argument is not understood, or if only the `flags.txt` of
       a run names code that is not part of this package.
   """
-  values = flags.FlagValues()
-  define_flags(values)
-  without_runs, without_files = copy.deepcopy(values), copy.deepcopy(values)
+  values, without_runs, without_files = (flags.FlagValues() for _ in range(3))
+  for each in (values, without_runs, without_files):
+    define_flags(each)
   try:
     expanded = flagfiles.expand(arguments)
     for argument in expanded:

@@ -84,6 +84,16 @@ def test_no_archive(tmp_path, change, message):
   check_refused(path, message)
 
 
+def test_error_quotes_little_of_a_damaged_file(tmp_path):
+  path = tmp_path / 'mine.npz'
+  np.savez(path, **ARRAYS)
+  content = bytearray(path.read_bytes())
+  # The length of the name of the first array.
+  content[26:28] = b'\xff\x03'
+  path.write_bytes(content)
+  check_refused(path, 'x_train cannot be read .File name .{160,190} ….; store')
+
+
 def test_single_array(tmp_path):
   path = tmp_path / 'mine.npz'
   with path.open('wb') as file:

@@ -18,9 +18,7 @@ def _setup_steps() -> list[str]:
   assert options.pop(0) == '--quiet'
   steps = re.findall(r'^install (--no-build-isolation .*|-r .*)$', text, re.M)
   return [
-      ' '.join(
-          [*options, *step.replace('"$venv/', '').replace('"', '').split()]
-      )
+      ' '.join([*options, *re.sub(r'"(\$venv/|\${locked})?', '', step).split()])
       for step in steps
   ]
 

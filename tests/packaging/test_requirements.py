@@ -103,6 +103,26 @@ class TestFile:
     assert not re.search(r'://|--(extra-)?index|--find|@', text)
 
 
+@pytest.mark.parametrize('file', _FILES)
+class TestLockedFile:
+
+  def test_lines_have_hashes(self, file: str):
+    pattern = (
+        '[a-z0-9-]+==[0-9][0-9a-z.]*'
+        r"( ; python_full_version (<|>=) '3\.1[23]')?"
+        '( --hash=sha256:[0-9a-f]{64})+'
+    )
+    lines = _lines(f'locked/{file}')
+    assert not [line for line in lines if not re.fullmatch(pattern, line)]
+
+  def test_versions_are_the_same(self, file: str):
+    pins = []
+    for line in _lines(f'locked/{file}'):
+      text = line.partition(' --hash')[0].replace('_full_', '_')
+      pins.append(text.replace("'", '"'))
+    assert pins == _lines(file)
+
+
 @pytest.mark.parametrize('python_version', ['3.11', '3.12', '3.13'])
 def test_main_versions(python_version: str):
   pins = _pins(python_version)

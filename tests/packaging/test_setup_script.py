@@ -85,6 +85,7 @@ class Machine:
         'scripts/check_types.sh',
         'scripts/setup.sh',
         'requirements.txt',
+        'locked/requirements.txt',
         'setup.py',
         'tff_bn/imports/tff_imports.py',
         'Makefile',
@@ -346,6 +347,27 @@ def test_pinned_build_tools_come_first(machine: Machine):
   lines = machine.project / '.venv' / 'build-requirements.txt'
   names = [line.partition('==')[0] for line in lines.read_text().splitlines()]
   assert names == ['setuptools', 'wheel']
+
+
+def test_locked_requirements(machine: Machine):
+  machine.add('python3.13', '3.13')
+  command = 'sh', 'scripts/setup.sh', 'requirements-ray.txt'
+  assert machine.run(*command, LOCKED='1').returncode == 0
+  calls = machine.calls()
+  files = [call.rpartition('-r ')[2] for call in calls if '-r ' in call]
+  assert files == [
+      '.venv/build-requirements.txt',
+      'locked/requirements.txt',
+      'locked/requirements-ray.txt',
+  ]
+  lines = machine.project / '.venv' / 'build-requirements.txt'
+  for line in lines.read_text().splitlines():
+    assert ' --hash=sha256:' in line
+  # Only a change of LOCKED installs everything again.
+  machine.run(*command, LOCKED='1')
+  assert len(machine.calls()) == 1
+  machine.run(*command)
+  assert len(machine.calls()) == len(calls)
 
 
 class TestMakefile:

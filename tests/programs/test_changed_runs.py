@@ -193,8 +193,9 @@ class TestComparisons:
       [
           ('--algorithms=fedavg,fbn\n--seeds=0\n', 'fbn-seed1; the command'),
           ('--algorithms=fbn\n--seeds=0,1\n', 'does not name the run'),
-          ('--algorithms=fbn,fedavg\n--seeds=0,3\n', 'flags.txt names this r'),
-          ('--algorithmt=fbn\n--seeds=0,1\n', 'flags.txt has no --algorithms'),
+          ('--algorithms=fbn,fedavg\n--seeds=0,3\n', 'flags.txt asks for thi'),
+          ('--algorithmt=fbn\n--seeds=0,1\n', 'centralized-seed0 holds no run'),
+          ('--experiment=a/b\n--seeds=0\n', 'is an experiment, whose runs'),
           ('--algorithms=fbn\n--sfeds=0,1\n', 'flags.txt is damaged: it has'),
       ],
   )

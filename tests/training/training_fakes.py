@@ -273,7 +273,7 @@ def train(
   )
 
 
-def _saved_weights(path):
+def saved_weights(path):
   """The weights in a model's file; to load the model would take longer."""
   found = {}
 
@@ -296,7 +296,7 @@ def snapshot(run_dir):
   path = run_dir / 'model/clients.npy'
   return (
       (run_dir / 'metrics.csv').read_bytes(),
-      {p.relative_to(run_dir).as_posix(): _saved_weights(p) for p in models},
+      {p.relative_to(run_dir).as_posix(): saved_weights(p) for p in models},
       path.read_bytes() if path.exists() else None,
   )
 

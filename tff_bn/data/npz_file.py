@@ -25,6 +25,8 @@ from tff_bn.data import natural_clients
 
 _CLIENT_TRAIN, _CLIENT_TEST = datasets.CLIENT_ARRAYS
 _ENCRYPTED = 0x1
+# Reasons quote a damaged file.
+_MAX_REASON_LENGTH = 200
 # Versions of the format of arrays whose dtype has no fields.
 _READ_HEADER = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -249,6 +251,8 @@ def _unreadable(source: str, array: str, reason: Any) -> ValueError:
   # A damaged header may end up in the reason.
   text = str(reason) or type(reason).__name__
   line = text.splitlines()[0] if text.strip() else type(reason).__name__
+  if len(line) > _MAX_REASON_LENGTH:
+    line = line[:_MAX_REASON_LENGTH] + ' …'
   return ValueError(
       f'{source}: {array} cannot be read ({line}); store arrays of numbers.'
   )

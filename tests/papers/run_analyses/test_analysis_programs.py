@@ -77,6 +77,15 @@ def test_runs_of_comparisons(tmp_path):
   ]
 
 
+def test_runs_of_the_first_look(tmp_path):
+  names = 'centralized,fedavg,fedtan,fbn,fedbn'
+  first = _write_comparison(tmp_path / 'first', names, '0,1')
+  expected = _named(first)
+  (first / 'flags.txt').write_text('--seeds=0,1\n--rounds=200\n')
+  assert _named(first) == expected
+  assert len(expected) == 10
+
+
 def test_a_run_cannot_be_given_twice(tmp_path, monkeypatch):
   run = _write_run(tmp_path / 'a', '--seed=0')
   comparison = _write_comparison(tmp_path / 'c', 'fedavg', '0,1')

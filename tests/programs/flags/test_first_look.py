@@ -49,6 +49,22 @@ def test_one_of_the_flags_of_fbn_replaces_all(sweep):
   assert fbn.fbn_backward_restart is fbn.server_clip_norm is None
 
 
+@pytest.mark.parametrize(
+    'arguments', [(), ('--sweep=gamma=0,1', '--split=gamma')]
+)
+def test_flags_txt_repeats_the_first_look(arguments):
+  flags = command_line.parse(compare.define_flags, arguments)
+  runs = compare.plan(flags)
+  texts = compare.comparison_flags(flags, runs)
+  assert 'algorithms' not in texts
+
+  lines = [f'--{name}={text}' for name, text in texts.items()]
+  again = command_line.parse(compare.define_flags, lines)
+
+  assert compare.plan(again) == runs
+  assert compare.comparison_flags(again, runs) == texts
+
+
 def test_named_algorithms_have_the_usual_defaults():
   fbn = _runs('--algorithms=fbn')['fbn']
   assert (fbn.local_steps, fbn.rounds, fbn.fbn_backward) == (5, 60, 'none')
