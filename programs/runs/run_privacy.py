@@ -40,12 +40,10 @@ def build_sums(
           **{**_bounds(settings, model, data), **arguments}
       )
     case privacy.DP:
-      del arguments[privacy.DELTA.argument]
-      arguments.pop(privacy.EPSILON.argument, None)
-      arguments[privacy.NOISE_MULTIPLIER.argument] = _noise_multiplier(
-          settings, data
-      )
+      for name in ('epsilon', 'delta', 'noise_multiplier'):
+        arguments.pop(name, None)
       return dp_sums.DpSums(
+          _noise_multiplier(settings, data),
           **arguments,
           num_clients=_sampling(settings, data).clients_per_round,
           seed=settings.seed,
@@ -131,10 +129,7 @@ def _bounds(
         f' {settings.describe_model()}: the input of a batch normalization'
         ' layer has no fixed size.'
     )
-  return {
-      privacy.WEIGHT_BOUND.argument: float(weight),
-      privacy.COUNT_BOUND.argument: float(count),
-  }
+  return {'weight_bound': float(weight), 'count_bound': float(count)}
 
 
 def _clipped_clients(

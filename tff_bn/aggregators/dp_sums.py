@@ -146,7 +146,7 @@ class DpSums(summed_update.RoundSums):
     return 1 / math.sqrt(share) / 2
 
 
-class _Message(summed_update.SumFactory):
+class _Message(tff.aggregators.UnweightedAggregationFactory):
   """Sums one message of a round with noise."""
 
   def __init__(self, sums: DpSums, number: int, num_exchanges: int):

@@ -22,10 +22,8 @@ import tensorflow_federated as tff
 from tff_bn.aggregators import model_update
 from tff_bn.aggregators import moments_factories
 
-SumFactory = tff.aggregators.UnweightedAggregationFactory
 
-
-class RoundSums(SumFactory, abc.ABC):
+class RoundSums(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
   """A factory of sums that has to know the other messages of a round.
 
   Attributes:
@@ -39,11 +37,15 @@ class RoundSums(SumFactory, abc.ABC):
   smallest_variance: float = 0.0
 
   @abc.abstractmethod
-  def exchange_factories(self, num_exchanges: int) -> Sequence[SumFactory]:
+  def exchange_factories(
+      self, num_exchanges: int
+  ) -> Sequence[tff.aggregators.UnweightedAggregationFactory]:
     """Returns the factories of the exchanges before the update."""
 
   @abc.abstractmethod
-  def update_factory(self, num_exchanges: int) -> SumFactory:
+  def update_factory(
+      self, num_exchanges: int
+  ) -> tff.aggregators.UnweightedAggregationFactory:
     """Returns the factory of the update, after a number of exchanges."""
 
   def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
@@ -54,7 +56,7 @@ class RoundSums(SumFactory, abc.ABC):
 class PlainSums(RoundSums):
   """Uses one factory of sums for each message of a round."""
 
-  def __init__(self, factory: SumFactory):
+  def __init__(self, factory: tff.aggregators.UnweightedAggregationFactory):
     """Initializes it with the factory."""
     self._factory = factory
 
@@ -67,15 +69,17 @@ class PlainSums(RoundSums):
     return self._factory
 
 
-def of_round(factory: SumFactory) -> RoundSums:
+def of_round(
+    factory: tff.aggregators.UnweightedAggregationFactory,
+) -> RoundSums:
   """Returns any factory of sums as one that knows the messages of a round."""
   return factory if isinstance(factory, RoundSums) else PlainSums(factory)
 
 
-class ExchangeFactory(SumFactory):
+class ExchangeFactory(tff.aggregators.UnweightedAggregationFactory):
   """Sums the values of an exchange, as a structure `exchange`."""
 
-  def __init__(self, factory: SumFactory):
+  def __init__(self, factory: tff.aggregators.UnweightedAggregationFactory):
     """Initializes it with the factory of the sums."""
     self._factory = factory
 
@@ -237,6 +241,7 @@ class SummedUpdate:
     result: collections.OrderedDict[str, Any] = collections.OrderedDict()
     for name in self._parts:
       if name == 'statistics':
+        assert self._moments is not None
         result[name] = self._moments.from_sums(total[name], references)
       else:
         result[name] = tf.nest.map_structure(

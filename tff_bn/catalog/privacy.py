@@ -1,5 +1,7 @@
 """The options of private sums: secure aggregation, differential privacy."""
 
+from typing import Any, Optional
+
 from tff_bn.catalog import rules
 from tff_bn.catalog import value_types
 from tff_bn.catalog.options import Condition
@@ -24,7 +26,7 @@ _FORMS = {
 }
 
 
-def _means_only(options) -> bool:
+def _means_only(options: Any) -> bool:
   return options.privacy == NONE or (
       all(
           getattr(options, name) in ('mean', None) for name in rules.AGGREGATORS
@@ -53,7 +55,13 @@ PRIVACY = Option(
 )
 
 
-def _dp_option(name, values, description, default=None, **more) -> Option:
+def _dp_option(
+    name: str,
+    values: value_types.ValueType,
+    description: str,
+    default: Optional[float] = None,
+    **more: Any,
+) -> Option:
   """Declares an option of differential privacy, with an argument."""
   return Option(
       name,
@@ -118,7 +126,12 @@ CLIP_QUANTILE = _dp_option(
 )
 
 
-def _secure_option(name, description, default=None, **more) -> Option:
+def _secure_option(
+    name: str,
+    description: str,
+    default: Optional[float] = None,
+    **more: Any,
+) -> Option:
   """Declares a bound of secure sums, with an argument."""
   return Option(
       name,

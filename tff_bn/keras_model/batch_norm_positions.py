@@ -1,6 +1,5 @@
 """How many values of a channel batch normalization gets from an example."""
 
-import math
 from typing import Optional
 
 import keras
@@ -30,19 +29,26 @@ def most_values_per_example(model: keras.Model) -> Optional[int]:
         for node in layer._inbound_nodes
         for tensor in node.input_tensors[:1]
     ]
-    counts = [_positions(shape, layer.axis) for shape in shapes]
-    if not counts or None in counts:
+    if not shapes:
       return None
-    most = max(most, sum(counts))
+    count = 0
+    for shape in shapes:
+      positions = _positions(shape, layer.axis)
+      if positions is None:
+        return None
+      count += positions
+    most = max(most, count)
   return most
 
 
 def _positions(
     shape: tuple[Optional[int], ...], channels: int
 ) -> Optional[int]:
-  sizes = [
-      size
-      for axis, size in enumerate(shape)
-      if axis not in (0, channels % len(shape))
-  ]
-  return None if None in sizes else math.prod(sizes)
+  number = 1
+  for axis, size in enumerate(shape):
+    if axis in (0, channels % len(shape)):
+      continue
+    if size is None:
+      return None
+    number *= size
+  return number
