@@ -20,6 +20,10 @@ _WRONG = {
     ),
     'onednn': ('--rows=small_cnn', '--rows=', '--repeats=0'),
     'one_exchange': ('--models=vgg9', '--models=', '--rounds=0'),
+    'privacy': (
+        *('--epsilons=1,none', '--epsilons=0', '--epsilons=', '--clients=1'),
+        *('--rounds=1', '--seeds=0'),
+    ),
     'public_workloads': (
         *('--workloads=', '--workloads=mnist', '--rounds=1'),
         *('--peers=nvflare', '--peer_python=/no/python'),

@@ -26,7 +26,9 @@ _FORMS = {
 
 def _means_only(options) -> bool:
   return options.privacy == NONE or (
-      all(getattr(options, name) == 'mean' for name in rules.AGGREGATORS)
+      all(
+          getattr(options, name) in ('mean', None) for name in rules.AGGREGATORS
+      )
       and not rules.falsifies_values(options.attack)
   )
 

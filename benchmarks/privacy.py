@@ -1,0 +1,434 @@
+"""Compares treatments of batch normalization under differential privacy.
+
+Each client has ten of scikit-learn's digits, drawn with replacement from the
+training digits, with labels from a Dirichlet distribution. All clients take
+part in each round and make one local step. The noise is chosen for ε after all
+rounds, at client level. All methods have the same settings, except that the
+update's largest norm is chosen for each method and ε among `CLIP_NORMS`, with
+another seed than the seeds of the table.
+
+The program continues where it was stopped: it keeps the accuracy of each run in
+privacy.csv, in the report's folder. It writes a Markdown report.
+"""
+
+from collections.abc import Sequence
+import csv
+import dataclasses
+import math
+import pathlib
+import statistics
+import tempfile
+from typing import Any, Optional
+
+from absl import app
+from absl import flags
+import harness
+
+flags.adopt_module_key_flags(harness)
+
+_EPSILONS = flags.DEFINE_list(
+    'epsilons', ['30', '10', '3'], 'Values of ε, besides no noise.'
+)
+_CLIENTS = flags.DEFINE_integer(
+    'clients', 1000, 'Number of clients.', lower_bound=2
+)
+_ROUNDS = flags.DEFINE_integer(
+    'rounds', 40, 'Number of rounds of a run.', lower_bound=2
+)
+_SEEDS = flags.DEFINE_integer(
+    'seeds', 2, 'Number of seeds of the table.', lower_bound=1
+)
+
+_DELTA = 1e-5
+_BATCH_SIZE = 10
+_DIRICHLET_ALPHA = 0.5
+_NUM_TEST = 360
+_LEARNING_RATE = 0.2
+# β, the rate of the running statistics.
+_RATE = 0.1
+CLIP_NORMS = (0.05, 0.2)
+# The clip norms are compared with this seed; the table has the seeds 0, 1, …
+_SEARCH_SEED = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+  """A method of the comparison.
+
+  Attributes:
+    builder: The name of its builder.
+    normalization: See `tff-bn-train --normalization`.
+    is_hybrid: Whether its layers are hybrid batch normalization.
+  """
+
+  builder: str
+  normalization: str = 'batch'
+  is_hybrid: bool = False
+
+
+METHODS = {
+    'FedAvg, batch norm': Method('build_fed_avg'),
+    'FedAvg, group norm': Method('build_fed_avg', 'group8'),
+    'SiloBN': Method('build_silo_bn'),
+    'FBN': Method('build_fbn'),
+    'FixBN': Method('build_fixbn'),
+    'HBN': Method('build_hbn', is_hybrid=True),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """The test accuracy after a run.
+
+  Attributes:
+    method: The method's name.
+    epsilon: ε, or infinity without noise.
+    clip_norm: The largest norm of an update; infinity without noise.
+    clients: The number of clients.
+    rounds: The number of rounds.
+    seed: The seed.
+    noise: The noise multiplier.
+    accuracy: The accuracy in percent; NaN if the run failed.
+  """
+
+  method: str
+  epsilon: float
+  clip_norm: float
+  clients: int
+  rounds: int
+  seed: int
+  noise: float
+  accuracy: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurements:
+  """What the report shows."""
+
+  machine: Sequence[str]
+  epsilons: Sequence[float]
+  num_seeds: int
+  runs: Sequence[Run]
+
+
+class Results:
+  """The runs, in a CSV file."""
+
+  _NAMES = tuple(field.name for field in dataclasses.fields(Run))
+
+  def __init__(self, path: pathlib.Path):
+    """Reads the file, if there is one."""
+    self._path = path
+    self.runs: list[Run] = []
+    if path.exists():
+      with path.open(encoding='utf-8', newline='') as file:
+        self.runs = [
+            Run(
+                *(
+                    field.type(row[field.name])
+                    for field in dataclasses.fields(Run)
+                )
+            )
+            for row in csv.DictReader(file)
+        ]
+
+  def has(self, *key: Any) -> bool:
+    """Whether there is a run with these first fields."""
+    return any(dataclasses.astuple(run)[: len(key)] == key for run in self.runs)
+
+  def add(self, run: Run) -> None:
+    """Adds a run, to the file too."""
+    self.runs.append(run)
+    self._path.parent.mkdir(parents=True, exist_ok=True)
+    is_new = not self._path.exists()
+    with self._path.open('a', encoding='utf-8', newline='') as file:
+      writer = csv.writer(file, lineterminator='\n')
+      if is_new:
+        writer.writerow(self._NAMES)
+      writer.writerow(dataclasses.astuple(run))
+
+
+def client_data(num_clients: int) -> Any:
+  """Draws the clients' digits; the first client has all test digits."""
+  import numpy as np
+
+  from tff_bn import data
+
+  digits = data.load_dataset('digits')
+  rng = np.random.default_rng(0)
+  x, y = digits.x_train, digits.y_train
+  by_label = [np.flatnonzero(y == label) for label in np.unique(y)]
+  clients = {}
+  for number in range(num_clients):
+    shares = rng.dirichlet([_DIRICHLET_ALPHA] * len(by_label))
+    counts = rng.multinomial(_BATCH_SIZE, shares)
+    chosen = np.concatenate(
+        [rng.choice(own, n) for own, n in zip(by_label, counts, strict=True)]
+    )
+    clients[f'{number:05}'] = x[chosen], y[chosen]
+  first = next(iter(clients))
+  return data.from_clients(
+      clients,
+      test={first: (digits.x_test[:_NUM_TEST], digits.y_test[:_NUM_TEST])},
+      num_classes=harness.NUM_CLASSES,
+  )
+
+
+def noise_multiplier(epsilon: float, num_clients: int, rounds: int) -> float:
+  """Returns the noise of a run."""
+  from tff_bn.analysis import privacy_accounting
+
+  if math.isinf(epsilon):
+    return 0.0
+  return privacy_accounting.noise_multiplier(
+      epsilon,
+      privacy_accounting.Sampling(num_clients, num_clients),
+      rounds,
+      _DELTA,
+  )
+
+
+def train(
+    method: str,
+    epsilon: float,
+    clip_norm: float,
+    data: Any,
+    rounds: int,
+    seed: int,
+) -> Run:
+  """Trains a model in TFF's current context."""
+  import keras
+  import tensorflow_federated as tff
+
+  from tff_bn import aggregators
+  from tff_bn import algorithms
+  from tff_bn import convert_batch_norm
+  from tff_bn import models
+  from tff_bn import training
+
+  how = METHODS[method]
+  num_clients = len(data.client_ids)
+  noise = noise_multiplier(epsilon, num_clients, rounds)
+  build_model = models.build_model_fn(
+      'small_cnn',
+      tuple(data.element_spec[0].shape[1:]),
+      harness.NUM_CLASSES,
+      normalization=how.normalization,
+      batch_norm_momentum=(1 - _RATE if how.normalization == 'batch' else None),
+  )
+  keras.utils.set_random_seed(seed)
+  initial = build_model()
+  if how.is_hybrid:
+    initial = convert_batch_norm(initial, to='hybrid')
+
+  def keras_model_fn():
+    model = keras.models.clone_model(initial)
+    model.set_weights(initial.get_weights())
+    return model
+
+  model = harness.build_classifier(keras_model_fn, data.element_spec)
+  options: dict[str, Any] = {'client_weighting': 'uniform', 'seed': seed}
+  if how.builder == 'build_fixbn':
+    options['fixbn_rounds'] = max(1, rounds // 2)
+  if how.builder == 'build_hbn':
+    options['statistics_rate'] = _RATE
+  if noise:
+    options['sum_aggregator'] = aggregators.DpSums(
+        noise, num_clients=num_clients, clip_norm=clip_norm, seed=seed
+    )
+  process = getattr(algorithms, how.builder)(
+      model, tff.learning.optimizers.build_sgdm(_LEARNING_RATE), **options
+  )
+  with tempfile.TemporaryDirectory() as folder:
+    try:
+      result = training.train(
+          process,
+          model,
+          data,
+          training.TrainingConfig(
+              rounds=rounds,
+              batch_size=_BATCH_SIZE,
+              local_steps=1,
+              seed=seed,
+              evaluate_every=rounds,
+              checkpoint_every=rounds,
+          ),
+          folder,
+      )
+      accuracy = 100 * float(result.rows[-1]['test_accuracy'])
+    except training.TrainingFailedError:
+      accuracy = math.nan
+  return Run(
+      method, epsilon, clip_norm, num_clients, rounds, seed, noise, accuracy
+  )
+
+
+def best_clip_norm(
+    runs: Sequence[Run], method: str, epsilon: float
+) -> Optional[float]:
+  """Returns the clip norm with the best accuracy with the search's seed."""
+  found = {
+      run.clip_norm: run.accuracy
+      for run in runs
+      if (run.method, run.epsilon, run.seed) == (method, epsilon, _SEARCH_SEED)
+  }
+  finite = {c: a for c, a in found.items() if not math.isnan(a)}
+  return max(finite or found, key=lambda c: finite.get(c, 0.0), default=None)
+
+
+def _complete(
+    method: str,
+    epsilons: Sequence[float],
+    num_clients: int,
+    rounds: int,
+    num_seeds: int,
+    path: pathlib.Path,
+) -> None:
+  """Trains a method with all ε and seeds; what the file has is not repeated."""
+  from tff_bn import runtime
+
+  results = Results(path)
+  data = client_data(num_clients)
+
+  def run(epsilon, clip_norm, seed):
+    key = method, epsilon, clip_norm, num_clients, rounds, seed
+    if not results.has(*key):
+      harness.progress(f'Training {method}, ε = {epsilon:g}, seed {seed} ...')
+      results.add(train(method, epsilon, clip_norm, data, rounds, seed))
+
+  with runtime.in_process_runtime():
+    for epsilon in epsilons:
+      clip_norms = [math.inf] if math.isinf(epsilon) else CLIP_NORMS
+      if len(clip_norms) > 1:
+        for clip_norm in clip_norms:
+          run(epsilon, clip_norm, _SEARCH_SEED)
+      of_now = [
+          r
+          for r in results.runs
+          if (r.clients, r.rounds) == (num_clients, rounds)
+      ]
+      best = best_clip_norm(of_now, method, epsilon)
+      for seed in range(num_seeds):
+        run(epsilon, clip_norms[0] if best is None else best, seed)
+
+
+def measure(
+    epsilons: Sequence[float],
+    num_clients: int,
+    rounds: int,
+    num_seeds: int,
+    path: pathlib.Path,
+) -> Measurements:
+  """Trains every method with every ε, each method in its own process."""
+  for method in METHODS:
+    harness.in_new_process(
+        _complete, method, epsilons, num_clients, rounds, num_seeds, path
+    )
+  runs = [
+      run
+      for run in Results(path).runs
+      if (run.clients, run.rounds) == (num_clients, rounds)
+  ]
+  return Measurements(
+      harness.in_new_process(harness.describe_machine),
+      epsilons,
+      num_seeds,
+      runs,
+  )
+
+
+def _text(epsilon: float) -> str:
+  return 'no noise' if math.isinf(epsilon) else f'ε = {epsilon:g}'
+
+
+def _cell(accuracies: Sequence[float]) -> str:
+  finite = [value for value in accuracies if not math.isnan(value)]
+  if not finite:
+    return 'all failed'
+  text = f'{statistics.mean(finite):.1f} ({min(finite):.1f}–{max(finite):.1f})'
+  num_failed = len(accuracies) - len(finite)
+  return text + (f', {num_failed} failed' if num_failed else '')
+
+
+def report(measurements: Measurements) -> tuple[str, bool]:
+  """Returns the report in Markdown; there is no floor that could be missed."""
+  rows, settings = [], []
+  for method in METHODS:
+    cells, norms = [], []
+    for epsilon in measurements.epsilons:
+      best = best_clip_norm(measurements.runs, method, epsilon)
+      cells.append(
+          _cell(
+              [
+                  run.accuracy
+                  for run in measurements.runs
+                  if (run.method, run.epsilon) == (method, epsilon)
+                  and run.seed < measurements.num_seeds
+                  and best in (None, run.clip_norm)
+              ]
+          )
+      )
+      if best is not None:
+        norms.append(f'{best:g}')
+    rows.append([method, *cells])
+    settings.append([method, *norms])
+  first = measurements.runs[0]
+  noise = {run.epsilon: run.noise for run in measurements.runs}
+  noisy = [e for e in measurements.epsilons if not math.isinf(e)]
+  lines = [
+      *harness.head(
+          'Accuracy under differential privacy', 'privacy', measurements.machine
+      ),
+      '',
+      f"{first.clients} clients with {_BATCH_SIZE} of scikit-learn's digits"
+      f' each, labels from Dir({_DIRICHLET_ALPHA:g}), all in each round, one'
+      f' local step, {first.rounds} rounds, learning rate {_LEARNING_RATE:g},'
+      f' small_cnn; δ = {_DELTA:g} at client level. Test accuracy in %, mean'
+      f' (range) of {measurements.num_seeds} seeds.',
+      '',
+      '## Accuracy',
+      '',
+      *harness.table(['method', *map(_text, measurements.epsilons)], rows),
+      '',
+      '## Largest norm of an update',
+      '',
+      *harness.table(['method', *map(_text, noisy)], settings),
+      '',
+      f'Chosen by the accuracy with seed {_SEARCH_SEED}.',
+      '',
+      '## Noise multiplier',
+      '',
+      *harness.table(
+          [_text(epsilon) for epsilon in noisy],
+          [[f'{noise[epsilon]:.2f}' for epsilon in noisy]],
+      ),
+      '',
+  ]
+  return '\n'.join(lines), True
+
+
+def _parse_flags() -> dict[str, Any]:
+  try:
+    epsilons = [float(text) for text in _EPSILONS.value]
+  except ValueError:
+    epsilons = [math.nan]
+  if not epsilons or not all(0 < e < math.inf for e in epsilons):
+    raise ValueError(
+        f'--epsilons={",".join(_EPSILONS.value)}: use positive numbers.'
+    )
+  return dict(
+      epsilons=[math.inf, *epsilons],
+      num_clients=_CLIENTS.value,
+      rounds=_ROUNDS.value,
+      num_seeds=_SEEDS.value,
+      path=harness.output_dir() / 'privacy.csv',
+  )
+
+
+def main(argv: Sequence[str]) -> int:
+  """Runs the benchmark."""
+  return harness.run('privacy', argv, _parse_flags, measure, report)
+
+
+if __name__ == '__main__':
+  app.run(main)
