@@ -2,6 +2,7 @@
 
 import collections
 
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.aggregators import model_update
@@ -36,8 +37,15 @@ class RobustExchangeFactory(tff.aggregators.WeightedAggregationFactory):
     Args:
       value_type: The type of the values, a list for each kind of answer by its
         name, see `tff_bn.fedtan.exchange.message`.
-      weight_type: The type of a client's weight: 1 if it takes part, else 0.
+      weight_type: The type of a client's weight: 1 or true if it takes part,
+        else 0 or false.
     """
+
+    @tff.tensorflow.computation(weight_type)
+    def as_number(weight):
+      return tf.cast(weight, tf.int32)
+
+    number_type = as_number.type_signature.result
     processes = collections.OrderedDict()
     for kind, part_type in tff.structure.iter_elements(value_type):
       if kind == Answer.POOLED_MOMENTS.name:
@@ -46,7 +54,7 @@ class RobustExchangeFactory(tff.aggregators.WeightedAggregationFactory):
         processes[kind] = factory.create(part_type)
       else:
         processes[kind] = self._rule.create_participating(
-            part_type, weight_type
+            part_type, number_type
         )
 
     @tff.federated_computation
@@ -64,9 +72,10 @@ class RobustExchangeFactory(tff.aggregators.WeightedAggregationFactory):
         tff.FederatedType(weight_type, tff.CLIENTS),
     )
     def next_fn(state, value, weight):
+      number = tff.federated_map(as_number, weight)
       outputs = collections.OrderedDict()
       for kind, process in processes.items():
-        weights = [] if kind == Answer.POOLED_MOMENTS.name else [weight]
+        weights = [] if kind == Answer.POOLED_MOMENTS.name else [number]
         outputs[kind] = process.next(state[kind], value[kind], *weights)
       return tff.templates.MeasuredProcessOutput(
           *(

@@ -21,6 +21,7 @@ from tff_bn.common import array_form
 from tff_bn.common import client_batches
 from tff_bn.common import numerics
 from tff_bn.fedtan import exchange
+from tff_bn.fedtan import robust_exchange
 from tff_bn.fedtan import staged_function
 from tff_bn.fedtan.synchronized_batch_norm import Answer
 from tff_bn.fedtan.synchronized_batch_norm import SynchronizedBatchNorm
@@ -216,7 +217,7 @@ class FedTanWork(client_work.ClientWork):
         if exchanges:
           weight = []
           if exchanges[number - 1].is_weighted:
-            weight = [tff.federated_map(_weight_of, result['takes_part'])]
+            weight = [result['takes_part']]
           outputs.append(
               exchanges[number - 1].next(
                   exchange_states[number - 1], result['sent'], *weight
@@ -256,11 +257,8 @@ class FedTanWork(client_work.ClientWork):
   ) -> list[tff.templates.AggregationProcess]:
     """Builds the aggregators of the exchanges, if they need a state."""
     if self._rule is not None:
-      # FedTAN without a rule needs none of the rules' modules.
-      from tff_bn.fedtan import robust_exchange
-
       factory = robust_exchange.RobustExchangeFactory(self._rule)
-      weight_type = _weight_of.type_signature.result
+      weight_type = tff.TensorType(np.bool_)
       return [factory.create(sent, weight_type) for sent in sent_types]
     if self._sums is not None:
       factories = self._sums.exchange_factories(self.num_exchanges)
@@ -399,12 +397,6 @@ class FedTanWork(client_work.ClientWork):
     # A client without data has no first step that could fail.
     sound = tf.logical_or(takes_part, tf.logical_not(found))
     return self.report(start, result, sound=sound, exchanged=first.exchanged)
-
-
-@tff.tensorflow.computation(np.bool_)
-def _weight_of(takes_part):
-  """Returns a client's weight for a rule, see `RobustExchangeFactory`."""
-  return tf.cast(takes_part, tf.int32)
 
 
 def _first_batch(
