@@ -28,6 +28,7 @@ def test_several_metrics():
   assert [c.title for c in optional if c.in_table] == [
       'Validation Dice, %',
       'Best round',
+      'ε',
   ]
   assert [c.title for c in optional if not c.has_curve] == [
       'Dice, deviation over clients, %',

@@ -88,7 +88,7 @@ client_weight_decay=0.125 client_gradient_clip_norm=2.5 client_warmup_rounds=20
 client_warmup_steps=30 max_failed_rounds=5 augment=flip_crop
 client_weighting=uniform jit_compile=true server_optimizer=sgdm
 server_learning_rate=0.375 server_momentum=0.625 server_clip_norm=0.25 seed=17
-evaluate_every=3 checkpoint_every=4 save_client_models=all
+evaluate_every=3 checkpoint_every=4 save_client_models=all privacy=none
 """
 
 

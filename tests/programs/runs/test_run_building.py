@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import types
 
 import flag_cases
 import keras
@@ -59,6 +60,13 @@ def _data(*arguments):
   return run_building.split_dataset(settings, settings.load())
 
 
+def _process(settings, model, num_clients):
+  """Builds the process for data of this number of clients."""
+  ids = tuple(map(str, range(num_clients)))
+  data = types.SimpleNamespace(client_ids=ids)
+  return run_building.build_process(settings, model, data)
+
+
 def _arguments(monkeypatch, *flags):
   """Returns the arguments that the builder of an algorithm gets."""
   calls = []
@@ -71,7 +79,7 @@ def _arguments(monkeypatch, *flags):
   algorithm = catalog.find(settings.algorithm)
   entry = algorithm.correction or algorithm
   monkeypatch.setattr(entry.builds.replace(':', '.'), build)
-  assert run_building.build_process(settings, 'a model', 7) == 'a process'
+  assert _process(settings, 'a model', 7) == 'a process'
   ((model, arguments),) = calls
   assert model == 'a model'
   return arguments
@@ -259,7 +267,7 @@ def test_name_decides_what_clients_keep(name, local):
       f'--algorithm={name}', '--model=mlp3', '--local_steps=1', *arguments
   )
   model = run_building.build_model(settings, _data())
-  process = run_building.build_process(settings, model, 10)
+  process = _process(settings, model, 10)
   if local is None:
     assert isinstance(process, tff.learning.templates.LearningProcess)
     return
@@ -592,7 +600,7 @@ def test_errors_of_algorithms_name_the_flags():
   )
   model = run_building.build_model(settings, _data())
   with pytest.raises(ValueError, match="^moon_feature_layer='none' is the n"):
-    run_building.build_process(settings, model, 7)
+    _process(settings, model, 7)
 
 
 def test_position_encodings_reach_the_model():
@@ -620,7 +628,7 @@ def test_personal_position_encodings_reach_the_model_and_the_process():
   model = run_building.build_model(settings, _data())
   encoding = model.keras_model.get_layer('hidden_position')
   assert encoding.personal_share == 0.5
-  process = run_building.build_process(settings, model, 10)
+  process = _process(settings, model, 10)
   client = process.personalize(collections.OrderedDict(), 4)
   # The seed of the generator: --seed, and the client's number.
   expected = np.random.default_rng([3, 4, 0x70686173]).random(dtype=np.float32)
@@ -707,7 +715,7 @@ def test_rules_count_the_clients_of_the_data(arguments, message):
   settings = _settings('--split=natural', '--model=mlp3', *arguments)
   model = run_building.build_model(settings, _data())
   with pytest.raises(ValueError, match=message):
-    run_building.build_process(settings, model, 2)
+    _process(settings, model, 2)
 
 
 def test_unknown_held_out_client():
