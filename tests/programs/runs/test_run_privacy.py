@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 
-from tff_bn import aggregators
 from tff_bn.analysis import privacy_accounting
 from tff_bn.analysis.privacy_accounting import Sampling
 from tff_bn.programs import train
@@ -137,8 +136,3 @@ def test_clipped_clients_of_all_sums_are_counted():
   )
   assert of_round(0, {}) is None
   assert of_round(1, metrics) == 33
-
-
-def test_defaults_are_those_of_the_library(monkeypatch):
-  _, _, options = _sums(monkeypatch, '--privacy=dp', '--dp_noise_multiplier=1')
-  assert aggregators.DpSums(1.0, **options).num_clients == 2
