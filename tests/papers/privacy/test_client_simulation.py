@@ -7,6 +7,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import BatchNormModel
+from tff_bn import analysis
 from tff_bn.catalog import algorithms as catalog
 from tff_bn.papers.privacy import client_message
 from tff_bn.papers.privacy import client_simulation
@@ -80,6 +81,21 @@ def _recording(model, algorithm):
 @pytest.mark.parametrize('algorithm', list(leakage.NORMALIZATIONS))
 def test_messages(algorithm, model):
   recording, process, output = _recording(model, algorithm)
+  listed = analysis.messages(process.next)
+  for direction, recorded in (
+      (analysis.Direction.UP, recording.sent[2]),
+      (analysis.Direction.DOWN, recording.received),
+  ):
+    # The metrics of a round may need what no client uses.
+    assert recorded.keys() >= {
+        (m.exchange, m.name)
+        for m in listed
+        if m.direction is direction and not m.metrics_only
+    }
+    for place, value in recorded.items():
+      assert value.shape in {
+          m.shape for m in listed if (m.exchange, m.name) == place
+      }
   reader = client_message.Reader(model)
   messages = [reader.read(recording, number) for number in range(3)]
   simulation = client_simulation.ClientSimulation(model.keras_model)
