@@ -70,7 +70,7 @@ class ClientSimulation:
             running.variance,
             np.zeros_like(running.mean),
             np.zeros_like(running.mean),
-            np.float32(1),
+            np.ones((), np.float32),
         )
         for running in self.running
     ]

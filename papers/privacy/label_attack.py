@@ -81,12 +81,8 @@ def fit(features: np.ndarray, shares: np.ndarray) -> RidgeRegression:
     # The share of its own target in each prediction; 1/n is the mean's.
     leverage = np.square(left) @ kept + 1 / len(features)
     residuals = targets - left @ (kept[:, np.newaxis] * projected)
-    error = np.mean(
-        np.square(
-            residuals
-            / np.maximum(1 - leverage, _SMALLEST_DEVIATION)[:, np.newaxis]
-        )
-    )
+    own_share = np.minimum(leverage, 1 - _SMALLEST_DEVIATION)[:, np.newaxis]
+    error = float(np.mean(np.square(residuals / (1 - own_share))))
     if error < smallest:
       smallest = error
       factors = singular / (singular**2 + penalty)

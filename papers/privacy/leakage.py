@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -136,7 +136,7 @@ def run(settings: Settings) -> Result:
   )
   keras.utils.set_random_seed(settings.seed)
   model = BatchNormModel(
-      building.build_model_fn(_MODEL, data.input_shape, data.num_classes),
+      building.build_model_fn(_MODEL, data.input_shape, data.num_outputs),
       input_spec=(
           tf.TensorSpec((None, *data.input_shape), tf.float32),
           tf.TensorSpec((None,), tf.int32),
@@ -326,7 +326,8 @@ def _features(
     message: client_message.ClientMessage,
 ) -> dict[str, np.ndarray]:
   """Returns what the attack on labels uses, by the part of the message."""
-  bias: Optional[Any] = message.update[-1]
+  bias = message.update[-1]
+  assert bias is not None  # No algorithm keeps it with the clients.
   parts = dict(update=label_attack.features_of([bias]))
   statistics = list(message.statistics)
   if message.exchanges is not None:

@@ -50,11 +50,19 @@ def protect(
   """
   if noise is None:
     return message
+  sent = iter(
+      _clip_and_add_noise(
+          [array for array in message.update if array is not None],
+          noise.clip_norm,
+          noise.multiplier,
+          rng,
+      )
+  )
   return dataclasses.replace(
       message,
-      update=_clip_and_add_noise(
-          message.update, noise.clip_norm, noise.multiplier, rng
-      ),
+      update=[
+          None if array is None else next(sent) for array in message.update
+      ],
       statistics=_clip_and_add_noise(
           message.statistics, noise.statistics_clip_norm, noise.multiplier, rng
       ),
@@ -62,20 +70,18 @@ def protect(
 
 
 def _clip_and_add_noise(
-    arrays: Sequence[Optional[np.ndarray]],
+    arrays: Sequence[np.ndarray],
     clip_norm: float,
     multiplier: float,
     rng: np.random.Generator,
-) -> list[Optional[np.ndarray]]:
-  """Clips arrays to a joint norm and adds noise; `None` stays `None`."""
-  squares = sum(float(np.sum(np.square(a))) for a in arrays if a is not None)
-  factor = clip_norm / max(np.sqrt(squares), clip_norm)
+) -> list[np.ndarray]:
+  """Clips arrays to a joint norm and adds noise."""
+  norm = np.sqrt(sum(float(np.sum(np.square(array))) for array in arrays))
+  factor = clip_norm / max(norm, clip_norm)
   deviation = multiplier * clip_norm
   return [
-      None
-      if array is None
-      else (
-          factor * array + deviation * rng.standard_normal(array.shape)
-      ).astype(array.dtype)
+      (factor * array + deviation * rng.standard_normal(array.shape)).astype(
+          array.dtype
+      )
       for array in arrays
   ]
