@@ -41,6 +41,8 @@ _TINY = 1e-12
 _SMALLEST_VARIANCE = 1e-3
 # The deviation of the starts around the mean pictures.
 _START_DEVIATION = 0.1
+# Of the squared norm of noise.
+_NUM_DEVIATIONS = 3
 # The error that limits the PSNR to 100 dB.
 _SMALLEST_ERROR = 1e-10
 
@@ -256,10 +258,15 @@ _BATCH = client_simulation.Normalization.BATCH
 def _signal_share(
     arrays: Sequence[Optional[np.ndarray]], deviation: float
 ) -> float:
-  """Estimates which share of a squared norm is not noise."""
+  """Estimates which share of a squared norm is not noise.
+
+  It is 0 if noise alone could well have this norm.
+  """
   known = [a for a in arrays if a is not None]
   total = sum(float(np.sum(np.square(a))) for a in known)
-  noise = deviation**2 * sum(a.size for a in known)
+  size = sum(a.size for a in known)
+  # The mean and some deviations of the squared norm of the noise.
+  noise = deviation**2 * (size + _NUM_DEVIATIONS * np.sqrt(2 * size))
   return max(0.0, 1 - noise / total) if total else 0.0
 
 

@@ -21,7 +21,7 @@ _COLUMNS = (
     'chance',
 )
 _SOURCES = ('update', 'statistics', 'everything')
-# The number of pictures of a client that the figures show.
+# The number of pictures in a row of a figure.
 _MAX_SHOWN = 8
 
 
@@ -179,7 +179,7 @@ def _mean_of(psnr: np.ndarray) -> str:
 def pictures_figure(
     results: Sequence[leakage.PictureResult],
 ) -> figure.Figure:
-  """Draws the first client's pictures.
+  """Draws the pictures of the first clients.
 
   Args:
     results: Results for one batch size.
@@ -187,15 +187,15 @@ def pictures_figure(
   Returns:
     A figure with the true pictures in the first row, and a row for each result.
   """
-  rows = [('true', results[0].true_pictures[0], None)] + [
+  rows = [('true', np.concatenate(results[0].true_pictures), None)] + [
       (
           f'{r.algorithm}, DP' if r.has_noise else r.algorithm,
-          r.pictures[0],
-          r.psnr[0],
+          np.concatenate(r.pictures),
+          np.concatenate(r.psnr),
       )
       for r in results
   ]
-  num_columns = min(results[0].batch_size, _MAX_SHOWN)
+  num_columns = min(len(rows[0][1]), _MAX_SHOWN)
   drawing = figures.new_figure(
       width=1.4 + 0.85 * max(3, num_columns), height=0.6 + 0.85 * len(rows)
   )

@@ -83,9 +83,9 @@ def test_attacks(tmp_path):
 
 def test_figure():
   """It has the true pictures, and those of each result with their PSNR."""
-  true = np.zeros((2, 9, 8, 8, 1))
-  found = np.ones((2, 9, 8, 8, 1))
-  psnr = np.arange(18.0).reshape(2, 9)
+  true = np.zeros((2, 5, 8, 8, 1))
+  found = np.ones((2, 5, 8, 8, 1))
+  psnr = np.arange(10.0).reshape(2, 5)
   drawing = leakage_report.pictures_figure(
       [
           leakage.PictureResult('fbn', has_noise, true, found, psnr, psnr)
