@@ -197,9 +197,17 @@ class Inversion:
       rng: The generator of the starts.
 
     Returns:
-      The pictures of the search whose message is most like the client's.
+      The pictures of the search whose message is most like the client's. If the
+      message says nothing, the mean pictures of the labels.
     """
     expected = self._prior.means[labels].astype(np.float32)
+    weights = (
+        evidence.update.weight,
+        evidence.exchanged.weight,
+        evidence.statistics_weight,
+    )
+    if not any(weights):
+      return expected
     search = self._search_fns[normalization is _BATCH]
     best, smallest = expected, np.inf
     for _ in range(num_starts):

@@ -55,7 +55,7 @@ def _define_attack_flags(
       'attacked_clients',
       value_types.POSITIVE_INTEGER,
       'How many of these clients are attacked',
-      3,
+      4,
   )
   define(
       'label_clients',
@@ -73,7 +73,7 @@ def _define_attack_flags(
       'attack_starts',
       value_types.POSITIVE_INTEGER,
       'Number of searches for the pictures of a client; the best one counts',
-      1,
+      2,
   )
   define(
       'dp_noise_multiplier',
