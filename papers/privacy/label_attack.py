@@ -78,16 +78,29 @@ def fit(features: np.ndarray, shares: np.ndarray) -> RidgeRegression:
   best, smallest = np.zeros((features.shape[1], shares.shape[1])), np.inf
   for penalty in _PENALTIES * len(features):
     kept = singular**2 / (singular**2 + penalty)
-    # The share of its own target in each prediction; 1/n is the mean's.
-    leverage = np.square(left) @ kept + 1 / len(features)
-    residuals = targets - left @ (kept[:, np.newaxis] * projected)
-    own_share = np.minimum(leverage, 1 - _SMALLEST_DEVIATION)[:, np.newaxis]
-    error = float(np.mean(np.square(residuals / (1 - own_share))))
+    error = leave_one_out_error(left, kept, targets)
     if error < smallest:
       smallest = error
       factors = singular / (singular**2 + penalty)
       best = right.T @ (factors[:, np.newaxis] * projected)
   return RidgeRegression(center, deviation, best, mean_shares)
+
+
+def leave_one_out_error(
+    left: np.ndarray, kept: np.ndarray, targets: np.ndarray
+) -> float:
+  """Returns the mean squared error for clients that the fit does not know.
+
+  Args:
+    left: The left singular vectors of the standardized features.
+    kept: The share of each that the penalty keeps.
+    targets: The deviations of the shares from their mean.
+  """
+  residuals = targets - left @ (kept[:, np.newaxis] * (left.T @ targets))
+  # The share of its own target in each prediction; 1/n is the mean's.
+  own_share = np.square(left) @ kept + 1 / len(left)
+  own_share = np.minimum(own_share, 1 - _SMALLEST_DEVIATION)[:, np.newaxis]
+  return float(np.mean(np.square(residuals / (1 - own_share))))
 
 
 def to_shares(values: np.ndarray) -> np.ndarray:

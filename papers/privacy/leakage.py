@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import enum
 from typing import NamedTuple
 
 import keras
@@ -115,10 +116,15 @@ class _Pictures(NamedTuple):
   y: np.ndarray
 
 
-class _Purpose:
-  """The numbers of the random generators."""
+class _Purpose(enum.IntEnum):
+  """The purposes of the random generators."""
 
-  SPLIT, CLIENTS, LABEL_CLIENTS, SIMULATED, NOISE, STARTS = range(6)
+  SPLIT = 0
+  CLIENTS = 1
+  LABEL_CLIENTS = 2
+  SIMULATED = 3
+  NOISE = 4
+  STARTS = 5
 
 
 def run(settings: Settings) -> Result:

@@ -6,14 +6,16 @@ the runtime passes them from the clients to the server's sums.
 
 from collections.abc import Generator, Iterator, Sequence
 import contextlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tff_bn import runtime
 from tff_bn.runtime import client_portions
+from tff_bn.runtime import devices as devices_lib
 from tff_bn.runtime import execution
 from tff_bn.runtime import local_clients
+from tff_bn.runtime import portioning
 
 # The number of the exchange in the round, from 1, and the value's place in the
 # structure that its sender computed: as in `tff_bn.analysis.Message`.
@@ -66,8 +68,8 @@ class _RecordedClients(local_clients.LocalClients):
   def __init__(
       self,
       invocation: execution.Invocation,
-      portions: Any,
-      devices: Any,
+      portions: Sequence[portioning.PortionOfValues],
+      devices: Sequence[devices_lib.Device],
       recording: Recording,
   ):
     super().__init__(invocation, portions, devices)

@@ -117,6 +117,59 @@ def test_evidence_of_exchanges():
   assert evidence.shared == [shared]
 
 
+def test_weights_of_noisy_evidence():
+  simulation = client_simulation.ClientSimulation(_model())
+  inversion = gradient_inversion.Inversion(simulation, _prior(), 1)
+  update = [np.full(v.shape, 3.0) for v in simulation.model.trainable_variables]
+  statistics = [np.full((2, 4), 30.0)]
+  evidence = inversion.evidence(
+      client_message.ClientMessage(update, statistics, None),
+      message_noise.Noise(2.0, 0.5, 4.0),
+  )
+  # 79 values and 8 values; the deviations are 1 and 8.
+  share = 1 - (79 + 3 * np.sqrt(158)) / (9 * 79)
+  np.testing.assert_allclose(evidence.update.weight, share, rtol=1e-6)
+  share = 1 - 64 * (8 + 3 * np.sqrt(16)) / (900 * 8)
+  np.testing.assert_allclose(evidence.statistics_weight, share, rtol=1e-6)
+  np.testing.assert_allclose(evidence.statistics[0], 3000, rtol=1e-6)
+
+
+def test_distance():
+  simulated = client_simulation.Simulated(
+      [tf.constant([1.0, 0.0])], [tf.constant([[1.0, 2.0], [0.0, 3.0]])]
+  )
+  same, orthogonal = (
+      gradient_inversion._Gradients([np.float32(v)], [np.float32(1)], weight)
+      for v, weight in (([5, 0], 1.0), ([0, 5], 2.0))
+  )
+
+  def distance(variances, **others):
+    return gradient_inversion._distance(
+        simulated,
+        gradient_inversion.Evidence(
+            **{
+                'update': same,
+                'exchanged': same,
+                'statistics': [np.float32([[0, 2], variances])],
+                'statistics_weight': np.float32(0.5),
+                'shared': [],
+                **others,
+            }
+        ),
+    )
+
+  # The variances are 1/2 and 2: (1/½ + ¼/¼ + 0 + 4/4) / 2 = 2.
+  np.testing.assert_allclose(distance([-0.5, 1]), 0.1 * 0.5 * 2, rtol=1e-5)
+  # A variance is at least 1/1000: (1000 + 4·10⁶ + 1) / 2.
+  np.testing.assert_allclose(
+      distance([-2, 1]), 0.1 * 0.5 * (1000 + 4e6 + 1) / 2, rtol=1e-5
+  )
+  for name in ('update', 'exchanged'):
+    np.testing.assert_allclose(
+        distance([-0.5, 1], **{name: orthogonal}), 0.1 + 2, rtol=1e-5
+    )
+
+
 def test_share_of_the_signal():
   share = gradient_inversion._signal_share
   assert share([np.full(4, 2.0), None], 0.0) == 1

@@ -86,6 +86,13 @@ def test_fit_minimizes_the_leave_one_out_error(monkeypatch):
   np.testing.assert_allclose(model.coefficients, best[:-1], atol=1e-9)
   np.testing.assert_allclose(model.mean_shares, best[-1], atol=1e-9)
   assert len(set(errors)) == 3
+  left, singular, _ = np.linalg.svd(x, full_matrices=False)
+  for penalty, error in zip(penalties, errors):
+    kept = singular**2 / (singular**2 + 12 * penalty)
+    np.testing.assert_allclose(
+        label_attack.leave_one_out_error(left, kept, shares - shares.mean(0)),
+        error,
+    )
 
 
 def test_a_constant_feature_says_nothing():
