@@ -82,6 +82,22 @@ def test_a_batch_with_known_statistics():
     assert (float(distance) > 1e-4) == bool(weight)
 
 
+def test_steps_become_smaller():
+  """The first step of Adam moves each pixel by the rate, here a half of 0.1."""
+  simulation = client_simulation.ClientSimulation(_model())
+  inversion = gradient_inversion.Inversion(simulation, _prior(), 2)
+  x = np.full((1, 2, 2, 1), 0.5, np.float32)
+  y = np.array([1], np.int32)
+  message = _message(simulation, x, y, simulation.fixed_statistics(None))
+  found = inversion.run(
+      inversion.evidence(message), _RUNNING, y, 1, np.random.default_rng(0)
+  )
+  noise = np.random.default_rng(0).standard_normal(x.shape)
+  start = _prior().means[y] + 0.1 * noise
+  # In the last step the rate is 0.
+  np.testing.assert_allclose(np.abs(found - start), 0.05, atol=1e-4)
+
+
 def test_pictures_hidden_by_noise_are_the_mean_pictures():
   simulation = client_simulation.ClientSimulation(_model())
   inversion = gradient_inversion.Inversion(simulation, _prior(), 200)
