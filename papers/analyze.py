@@ -9,6 +9,7 @@ import textwrap
 from typing import Optional
 
 from tff_bn.common import spelling
+from tff_bn.papers.privacy import leakage_analysis
 from tff_bn.papers.privacy import messages_analysis
 from tff_bn.papers.run_analyses import analysis_programs
 from tff_bn.papers.simulations import fedbn_toy_analysis
@@ -21,6 +22,7 @@ ANALYSES: dict[str, command_line.Program] = {
     normalization_error_analysis.NAME: normalization_error_analysis.PROGRAM,
     fedbn_toy_analysis.NAME: fedbn_toy_analysis.PROGRAM,
     messages_analysis.NAME: messages_analysis.PROGRAM,
+    leakage_analysis.NAME: leakage_analysis.PROGRAM,
     **analysis_programs.PROGRAMS,
 }
 
@@ -31,7 +33,7 @@ def help_text() -> str:
       f'usage: {NAME} ANALYSIS [--flag=value ...]',
       textwrap.fill(
           'Explains what batch normalization, and the order of units, do in'
-          ' federated learning, and what algorithms send.'
+          ' federated learning, what algorithms send, and what it reveals.'
           f' `{NAME} ANALYSIS --help` explains its flags.',
           command_line.HELP_WIDTH,
       ),

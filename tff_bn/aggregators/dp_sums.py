@@ -7,7 +7,7 @@ Clipping, NeurIPS 2021, arXiv:1905.03871.
 """
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import math
 from typing import Any, Optional
 
@@ -122,11 +122,18 @@ class DpSums(summed_update.RoundSums):
     """See the base class."""
     return _Message(self, 0, num_exchanges)
 
-  def _multipliers(
-      self, parts: list[str], num_exchanges: int
+  def multipliers(
+      self, parts: Sequence[str], num_exchanges: int
   ) -> dict[str, float]:
-    """Returns z_part / z of each part of a message."""
-    shares = dict.fromkeys(parts, self._statistics_share / (num_exchanges + 1))
+    """Returns z_part / z of each part of a message.
+
+    Args:
+      parts: The parts: `update` and `statistics`, or `exchange`.
+      num_exchanges: The number of exchanges of the round before the update.
+    """
+    shares = {
+        part: self._statistics_share / (num_exchanges + 1) for part in parts
+    }
     if _UPDATE in shares:
       shares[_UPDATE] = 1 - self._statistics_share
     if len(parts) == 1 and not num_exchanges:
@@ -245,7 +252,7 @@ class _Message(tff.aggregators.UnweightedAggregationFactory):
   ) -> collections.OrderedDict[str, Any]:
     """Adds the noise to the sums over the clients."""
     sums = self._sums
-    multipliers = sums._multipliers(list(total['value']), self._num_exchanges)
+    multipliers = sums.multipliers(list(total['value']), self._num_exchanges)
     deviations: collections.OrderedDict[str, Any] = collections.OrderedDict()
     deviations['value'] = collections.OrderedDict(
         (
