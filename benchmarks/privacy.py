@@ -12,9 +12,11 @@ privacy.csv, in the report's folder. It writes a Markdown report.
 """
 
 from collections.abc import Sequence
+import concurrent.futures
 import csv
 import dataclasses
 import math
+import os
 import pathlib
 import statistics
 import tempfile
@@ -27,7 +29,7 @@ import harness
 flags.adopt_module_key_flags(harness)
 
 _EPSILONS = flags.DEFINE_list(
-    'epsilons', ['30', '10', '3'], 'Values of ε, besides no noise.'
+    'epsilons', ['30', '10'], 'Values of ε, besides no noise.'
 )
 _CLIENTS = flags.DEFINE_integer(
     'clients', 1000, 'Number of clients.', lower_bound=2
@@ -136,16 +138,21 @@ class Results:
     """Whether there is a run with these first fields."""
     return any(dataclasses.astuple(run)[: len(key)] == key for run in self.runs)
 
+  def begin(self) -> None:
+    """Makes the file if there is none."""
+    self._path.parent.mkdir(parents=True, exist_ok=True)
+    if not self._path.exists():
+      self._append(self._NAMES)
+
   def add(self, run: Run) -> None:
     """Adds a run, to the file too."""
     self.runs.append(run)
-    self._path.parent.mkdir(parents=True, exist_ok=True)
-    is_new = not self._path.exists()
+    self._append(dataclasses.astuple(run))
+
+  def _append(self, cells: Sequence[Any]) -> None:
+    # Several processes add runs, each with one short write.
     with self._path.open('a', encoding='utf-8', newline='') as file:
-      writer = csv.writer(file, lineterminator='\n')
-      if is_new:
-        writer.writerow(self._NAMES)
-      writer.writerow(dataclasses.astuple(run))
+      csv.writer(file, lineterminator='\n').writerow(cells)
 
 
 def client_data(num_clients: int) -> Any:
@@ -320,10 +327,19 @@ def measure(
     path: pathlib.Path,
 ) -> Measurements:
   """Trains every method with every ε, each method in its own process."""
-  for method in METHODS:
-    harness.in_new_process(
-        _complete, method, epsilons, num_clients, rounds, num_seeds, path
-    )
+  Results(path).begin()
+  # A process computes the clients of a round mostly on one core.
+  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as executor:
+    waiting = [
+        executor.submit(
+            harness.in_new_process,
+            *(_complete, method, epsilons, num_clients, rounds, num_seeds),
+            path,
+        )
+        for method in METHODS
+    ]
+    for future in waiting:
+      future.result()
   runs = [
       run
       for run in Results(path).runs

@@ -78,8 +78,8 @@ def _define_attack_flags(
   define(
       'dp_noise_multiplier',
       value_types.POSITIVE,
-      'Deviation of the noise in the rows with differential privacy, in units'
-      ' of the clip norms',
+      'The noise multiplier of a round in the rows with differential privacy,'
+      ' as in tff-bn-train',
       1.0,
   )
   define(

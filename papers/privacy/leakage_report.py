@@ -163,10 +163,10 @@ def _pictures_markdown(
       f' {settings.num_clients} clients; the best of {settings.num_starts}'
       f' searches with {settings.num_steps} steps; seed {settings.seed}.',
       f'DP: the update is clipped to the norm {noise.clip_norm:g}, the'
-      f' statistics to {noise.statistics_clip_norm:g}, and Gaussian noise with'
-      f' {noise.multiplier:g} times these norms is added. The observer knows'
-      " all other clients' messages. FedTAN's exchanges within the round have"
-      ' no such protection.',
+      " statistics, and the values of each of FedTAN's exchanges, to"
+      f' {noise.statistics_clip_norm:g}, and Gaussian noise with the noise'
+      f' multiplier {noise.multiplier:g} for a round is added. The observer'
+      " knows all other clients' messages.",
   ]
   return tables.markdown(cells, notes, num_labels=2)
 

@@ -69,7 +69,9 @@ def test_clients_have_ten_digits_of_the_training_data():
 def test_runs_are_kept_and_found_again(tmp_path):
   path = tmp_path / 'privacy.csv'
   run = benchmark.Run('FBN', math.inf, math.inf, 20, 3, 1, 0.0, 55.5)
-  benchmark.Results(path).add(run)
+  results = benchmark.Results(path)
+  results.begin()
+  results.add(run)
   results = benchmark.Results(path)
   assert results.runs == [run]
   assert results.has('FBN', math.inf, math.inf, 20, 3, 1)

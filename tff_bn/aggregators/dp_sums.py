@@ -131,9 +131,7 @@ class DpSums(summed_update.RoundSums):
       parts: The parts: `update` and `statistics`, or `exchange`.
       num_exchanges: The number of exchanges of the round before the update.
     """
-    shares = {
-        part: self._statistics_share / (num_exchanges + 1) for part in parts
-    }
+    shares = dict.fromkeys(parts, self._statistics_share / (num_exchanges + 1))
     if _UPDATE in shares:
       shares[_UPDATE] = 1 - self._statistics_share
     if len(parts) == 1 and not num_exchanges:
