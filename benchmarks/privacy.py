@@ -3,9 +3,8 @@
 Each client has ten of scikit-learn's digits, drawn with replacement from the
 training digits, with labels from a Dirichlet distribution. All clients take
 part in each round and make one local step. The noise is chosen for ε after all
-rounds, at client level. All methods have the same settings, except that the
-update's largest norm is chosen for each method and ε among `CLIP_NORMS`, with
-another seed than the seeds of the table.
+rounds, at client level. All methods have the same settings. Without noise, the
+updates are clipped, too, so the columns differ in the noise alone.
 
 The program continues where it was stopped: it keeps the accuracy of each run in
 privacy.csv, in the report's folder. It writes a Markdown report.
@@ -20,7 +19,7 @@ import os
 import pathlib
 import statistics
 import tempfile
-from typing import Any, Optional
+from typing import Any
 
 from absl import app
 from absl import flags
@@ -35,7 +34,7 @@ _CLIENTS = flags.DEFINE_integer(
     'clients', 1000, 'Number of clients.', lower_bound=2
 )
 _ROUNDS = flags.DEFINE_integer(
-    'rounds', 40, 'Number of rounds of a run.', lower_bound=2
+    'rounds', 50, 'Number of rounds of a run.', lower_bound=2
 )
 _SEEDS = flags.DEFINE_integer(
     'seeds', 2, 'Number of seeds of the table.', lower_bound=1
@@ -45,12 +44,10 @@ _DELTA = 1e-5
 _BATCH_SIZE = 10
 _DIRICHLET_ALPHA = 0.5
 _NUM_TEST = 360
-_LEARNING_RATE = 0.2
+_LEARNING_RATE = 0.5
+_CLIP_NORM = 0.5
 # β, the rate of the running statistics.
 _RATE = 0.1
-CLIP_NORMS = (0.05, 0.2)
-# The clip norms are compared with this seed; the table has the seeds 0, 1, …
-_SEARCH_SEED = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +82,6 @@ class Run:
   Attributes:
     method: The method's name.
     epsilon: ε, or infinity without noise.
-    clip_norm: The largest norm of an update; infinity without noise.
     clients: The number of clients.
     rounds: The number of rounds.
     seed: The seed.
@@ -95,7 +91,6 @@ class Run:
 
   method: str
   epsilon: float
-  clip_norm: float
   clients: int
   rounds: int
   seed: int
@@ -198,7 +193,6 @@ def noise_multiplier(epsilon: float, num_clients: int, rounds: int) -> float:
 def train(
     method: str,
     epsilon: float,
-    clip_norm: float,
     data: Any,
     rounds: int,
     seed: int,
@@ -239,10 +233,9 @@ def train(
     options['fixbn_rounds'] = max(1, rounds // 2)
   if how.builder == 'build_hbn':
     options['statistics_rate'] = _RATE
-  if noise:
-    options['sum_aggregator'] = aggregators.DpSums(
-        noise, num_clients=num_clients, clip_norm=clip_norm, seed=seed
-    )
+  options['sum_aggregator'] = aggregators.DpSums(
+      noise, num_clients=num_clients, clip_norm=_CLIP_NORM, seed=seed
+  )
   process = getattr(algorithms, how.builder)(
       model, tff.learning.optimizers.build_sgdm(_LEARNING_RATE), **options
   )
@@ -265,22 +258,7 @@ def train(
       accuracy = 100 * float(result.rows[-1]['test_accuracy'])
     except training.TrainingFailedError:
       accuracy = math.nan
-  return Run(
-      method, epsilon, clip_norm, num_clients, rounds, seed, noise, accuracy
-  )
-
-
-def best_clip_norm(
-    runs: Sequence[Run], method: str, epsilon: float
-) -> Optional[float]:
-  """Returns the clip norm with the best accuracy with the search's seed."""
-  found = {
-      run.clip_norm: run.accuracy
-      for run in runs
-      if (run.method, run.epsilon, run.seed) == (method, epsilon, _SEARCH_SEED)
-  }
-  finite = {c: a for c, a in found.items() if not math.isnan(a)}
-  return max(finite or found, key=lambda c: finite.get(c, 0.0), default=None)
+  return Run(method, epsilon, num_clients, rounds, seed, noise, accuracy)
 
 
 def _complete(
@@ -297,26 +275,14 @@ def _complete(
   results = Results(path)
   data = client_data(num_clients)
 
-  def run(epsilon, clip_norm, seed):
-    key = method, epsilon, clip_norm, num_clients, rounds, seed
-    if not results.has(*key):
-      harness.progress(f'Training {method}, ε = {epsilon:g}, seed {seed} ...')
-      results.add(train(method, epsilon, clip_norm, data, rounds, seed))
-
   with runtime.in_process_runtime():
     for epsilon in epsilons:
-      clip_norms = [math.inf] if math.isinf(epsilon) else CLIP_NORMS
-      if len(clip_norms) > 1:
-        for clip_norm in clip_norms:
-          run(epsilon, clip_norm, _SEARCH_SEED)
-      of_now = [
-          r
-          for r in results.runs
-          if (r.clients, r.rounds) == (num_clients, rounds)
-      ]
-      best = best_clip_norm(of_now, method, epsilon)
       for seed in range(num_seeds):
-        run(epsilon, clip_norms[0] if best is None else best, seed)
+        if not results.has(method, epsilon, num_clients, rounds, seed):
+          harness.progress(
+              f'Training {method}, {_text(epsilon)}, seed {seed} ...'
+          )
+          results.add(train(method, epsilon, data, rounds, seed))
 
 
 def measure(
@@ -368,26 +334,18 @@ def _cell(accuracies: Sequence[float]) -> str:
 
 def report(measurements: Measurements) -> tuple[str, bool]:
   """Returns the report in Markdown; there is no floor that could be missed."""
-  rows, settings = [], []
+  rows = []
   for method in METHODS:
-    cells, norms = [], []
-    for epsilon in measurements.epsilons:
-      best = best_clip_norm(measurements.runs, method, epsilon)
-      cells.append(
-          _cell(
-              [
-                  run.accuracy
-                  for run in measurements.runs
-                  if (run.method, run.epsilon) == (method, epsilon)
-                  and run.seed < measurements.num_seeds
-                  and best in (None, run.clip_norm)
-              ]
-          )
-      )
-      if best is not None:
-        norms.append(f'{best:g}')
-    rows.append([method, *cells])
-    settings.append([method, *norms])
+    accuracies = [
+        [
+            run.accuracy
+            for run in measurements.runs
+            if (run.method, run.epsilon) == (method, epsilon)
+            and run.seed < measurements.num_seeds
+        ]
+        for epsilon in measurements.epsilons
+    ]
+    rows.append([method, *map(_cell, accuracies)])
   first = measurements.runs[0]
   noise = {run.epsilon: run.noise for run in measurements.runs}
   noisy = [e for e in measurements.epsilons if not math.isinf(e)]
@@ -399,18 +357,13 @@ def report(measurements: Measurements) -> tuple[str, bool]:
       f"{first.clients} clients with {_BATCH_SIZE} of scikit-learn's digits"
       f' each, labels from Dir({_DIRICHLET_ALPHA:g}), all in each round, one'
       f' local step, {first.rounds} rounds, learning rate {_LEARNING_RATE:g},'
-      f' small_cnn; δ = {_DELTA:g} at client level. Test accuracy in %, mean'
+      f' updates clipped to the norm {_CLIP_NORM:g}, small_cnn; δ ='
+      f' {_DELTA:g} at client level. Test accuracy in %, mean'
       f' (range) of {measurements.num_seeds} seeds.',
       '',
       '## Accuracy',
       '',
       *harness.table(['method', *map(_text, measurements.epsilons)], rows),
-      '',
-      '## Largest norm of an update',
-      '',
-      *harness.table(['method', *map(_text, noisy)], settings),
-      '',
-      f'Chosen by the accuracy with seed {_SEARCH_SEED}.',
       '',
       '## Noise multiplier',
       '',
