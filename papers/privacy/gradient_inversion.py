@@ -149,16 +149,20 @@ class Inversion:
     """
     shapes = [v.shape for v in self._simulation.model.trainable_variables]
     nothing: list[Optional[np.ndarray]] = [None] * len(shapes)
-    deviation = statistics_deviation = 0.0
+    deviations = message_noise.Deviations(0.0, 0.0, 0.0)
     if noise is not None:
-      deviation = noise.multiplier * noise.clip_norm
-      statistics_deviation = noise.multiplier * noise.statistics_clip_norm
-    exchanged = nothing
+      deviations = message_noise.deviations(message, noise)
+    exchanged, exchanged_weight = nothing, 0.0
     statistics: Sequence[np.ndarray] = self._simulation.zero_statistics()
     statistics_weight = 0.0
     if message.exchanges is not None:
       exchanged = self._simulation.place(message.exchanges.gradients)
-      statistics, statistics_weight = message.exchanges.statistics, 1.0
+      exchanged_weight = _signal_share(
+          [g for pair in message.exchanges.gradients for g in pair],
+          deviations.exchange,
+      )
+      statistics = message.exchanges.statistics
+      statistics_weight = _signal_share(statistics, deviations.exchange)
     elif message.statistics:
       statistics = [
           values / np.float32(layer.rate)
@@ -167,13 +171,15 @@ class Inversion:
           )
       ]
       statistics_weight = _signal_share(
-          message.statistics, statistics_deviation
+          message.statistics, deviations.statistics
       )
     return Evidence(
         _gradients(
-            message.update, shapes, _signal_share(message.update, deviation)
+            message.update,
+            shapes,
+            _signal_share(message.update, deviations.update),
         ),
-        _gradients(exchanged, shapes, float(message.exchanges is not None)),
+        _gradients(exchanged, shapes, exchanged_weight),
         statistics,
         np.float32(statistics_weight),
         self._simulation.fixed_statistics(message.exchanges),

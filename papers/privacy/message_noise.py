@@ -15,7 +15,7 @@ the observer knows more than a real one.
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -38,6 +38,38 @@ class Noise:
   statistics_clip_norm: float
 
 
+class Deviations(NamedTuple):
+  """The standard deviations of the noise of the parts of a message."""
+
+  update: float
+  statistics: float
+  exchange: float
+
+
+def deviations(
+    message: client_message.ClientMessage, noise: Noise
+) -> Deviations:
+  """Returns how much noise the parts of a message get."""
+  exchanges = message.exchanges
+  # Each layer has two exchanges forward and one backward.
+  num_exchanges = 0 if exchanges is None else 3 * len(exchanges.statistics)
+  parts = ['update', *(['statistics'] if message.statistics else [])]
+  sums = aggregators.DpSums(noise.multiplier, num_clients=1)
+  factors = {
+      **sums.multipliers(['exchange'], num_exchanges),
+      **sums.multipliers(parts, num_exchanges),
+  }
+
+  def deviation(part, clip_norm):
+    return noise.multiplier * factors.get(part, 0.0) * clip_norm
+
+  return Deviations(
+      deviation('update', noise.clip_norm),
+      deviation('statistics', noise.statistics_clip_norm),
+      deviation('exchange', noise.statistics_clip_norm),
+  )
+
+
 def protect(
     message: client_message.ClientMessage,
     noise: Optional[Noise],
@@ -52,40 +84,35 @@ def protect(
   """
   if noise is None:
     return message
-  exchanges = message.exchanges
-  # Each layer has two exchanges forward and one backward.
-  num_exchanges = 0 if exchanges is None else 3 * len(exchanges.statistics)
-  parts = ['update', *(['statistics'] if message.statistics else [])]
-  sums = aggregators.DpSums(noise.multiplier, num_clients=1)
-  factors = sums.multipliers(parts, num_exchanges)
+  found = deviations(message, noise)
 
-  def protected(arrays, clip_norm, factor):
-    return _clip_and_add_noise(
-        arrays, clip_norm, noise.multiplier * factor, rng
-    )
+  def protected(arrays, clip_norm, deviation):
+    return _clip_and_add_noise(arrays, clip_norm, deviation, rng)
 
   sent = iter(
       protected(
           [array for array in message.update if array is not None],
           noise.clip_norm,
-          factors['update'],
+          found.update,
       )
   )
   clip_norm = noise.statistics_clip_norm
-  statistics: Sequence[np.ndarray] = []
-  if message.statistics:
-    statistics = protected(message.statistics, clip_norm, factors['statistics'])
+  exchanges = message.exchanges
   if exchanges is not None:
-    factor = sums.multipliers(['exchange'], num_exchanges)['exchange']
     exchanges = dataclasses.replace(
         exchanges,
         statistics=[
             # Means and variances are exchanged one after the other.
-            np.stack([protected([row], clip_norm, factor)[0] for row in layer])
+            np.stack(
+                [
+                    protected([row], clip_norm, found.exchange)[0]
+                    for row in layer
+                ]
+            )
             for layer in exchanges.statistics
         ],
         gradients=[
-            tuple(protected(pair, clip_norm, factor))
+            tuple(protected(pair, clip_norm, found.exchange))
             for pair in exchanges.gradients
         ],
     )
@@ -94,7 +121,7 @@ def protect(
       update=[
           None if array is None else next(sent) for array in message.update
       ],
-      statistics=statistics,
+      statistics=protected(message.statistics, clip_norm, found.statistics),
       exchanges=exchanges,
   )
 
@@ -102,13 +129,12 @@ def protect(
 def _clip_and_add_noise(
     arrays: Sequence[np.ndarray],
     clip_norm: float,
-    multiplier: float,
+    deviation: float,
     rng: np.random.Generator,
 ) -> list[np.ndarray]:
   """Clips arrays to a joint norm and adds noise."""
   norm = np.sqrt(sum(float(np.sum(np.square(array))) for array in arrays))
   factor = clip_norm / max(norm, clip_norm)
-  deviation = multiplier * clip_norm
   return [
       (factor * array + deviation * rng.standard_normal(array.shape)).astype(
           array.dtype

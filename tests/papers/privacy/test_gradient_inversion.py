@@ -137,17 +137,17 @@ def test_weights_of_noisy_evidence():
   simulation = client_simulation.ClientSimulation(_model())
   inversion = gradient_inversion.Inversion(simulation, _prior(), 1)
   update = [np.full(v.shape, 3.0) for v in simulation.model.trainable_variables]
-  statistics = [np.full((2, 4), 30.0)]
+  statistics = [np.full((2, 4), 300.0)]
   evidence = inversion.evidence(
       client_message.ClientMessage(update, statistics, None),
       message_noise.Noise(2.0, 0.5, 4.0),
   )
-  # 79 values and 8 values; the deviations are 1 and 8.
-  share = 1 - (79 + 3 * np.sqrt(158)) / (9 * 79)
+  # 79 values and 8 values; the variances are 1 / 0.9 and 64 / 0.1.
+  share = 1 - (79 + 3 * np.sqrt(158)) / (9 * 79 * 0.9)
   np.testing.assert_allclose(evidence.update.weight, share, rtol=1e-6)
-  share = 1 - 64 * (8 + 3 * np.sqrt(16)) / (900 * 8)
+  share = 1 - 640 * (8 + 3 * np.sqrt(16)) / (90000 * 8)
   np.testing.assert_allclose(evidence.statistics_weight, share, rtol=1e-6)
-  np.testing.assert_allclose(evidence.statistics[0], 3000, rtol=1e-6)
+  np.testing.assert_allclose(evidence.statistics[0], 30000, rtol=1e-6)
 
 
 def test_distance():

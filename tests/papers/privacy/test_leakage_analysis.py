@@ -58,12 +58,13 @@ def test_attacks(tmp_path):
         labels, algorithm=algorithm, noise='yes', source='update'
     )
     assert error == pytest.approx(chance, abs=0.1)
-  # The exchanges are not protected.
-  unprotected, protected = (
+  # The exchanges are protected, too.
+  (unprotected, _), protected = (
       _means(labels, algorithm='fedtan', noise=noise, source='statistics')
       for noise in ('no', 'yes')
   )
-  assert unprotected == protected
+  assert unprotected < protected[0]
+  assert protected[0] == pytest.approx(protected[1], abs=0.1)
   of_labels, of_pictures = (
       csv_rows.cells(part) for part in result.markdown.split('| PSNR')
   )
