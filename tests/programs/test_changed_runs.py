@@ -102,8 +102,11 @@ class TestFlags:
     """A changed bit is an error that names the file."""
     path = run / 'flags.txt'
     content = path.read_bytes()
+    rounds = content.index(b'--rounds=') + len(b'--rounds=')
     # The first line is a comment.
     for position in (0, *range(content.index(b'\n'), len(content))):
+      if position == rounds:
+        continue  # A run may get more rounds.
       changed = bytearray(content)
       # Only one bit of each byte, to save time.
       changed[position] ^= 1 << position % 8
