@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.runtime import interpreter
+from tff_bn.runtime import secure_intrinsics
 
 _INT = tff.TensorType(np.int32)
 _VECTOR = tff.TensorType(np.float32, [3])
@@ -41,6 +41,18 @@ def test_sums(in_process_context, native_context):
   assert found == (14, 14)
   expected = _invoke_native(native_context, comp, [1, 10, 3])
   comparison.assert_equal(found, expected, same_leaf_types=True)
+
+
+def test_sums_in_the_worker_process(native_context, monkeypatch):
+  monkeypatch.setattr(secure_intrinsics, '_warned', threading.Event())
+  process = tff.aggregators.SecureSumFactory(4.0).create(_VECTOR)
+
+  def check():
+    output = comparison.invoke(native_context, process.next, (), _VALUES)
+    np.testing.assert_allclose(output.result, sum(_VALUES), atol=1e-6)
+
+  (message,) = _messages(check)
+  assert 'without cryptography' in message
 
 
 def test_too_large_numbers_are_refused(in_process_context):
@@ -134,7 +146,7 @@ def _messages(function):
 
 
 def test_one_warning(in_process_context, monkeypatch):
-  monkeypatch.setattr(interpreter, '_warned_of_insecurity', threading.Event())
+  monkeypatch.setattr(secure_intrinsics, '_warned', threading.Event())
 
   def build(intrinsic):
     return tff.federated_computation(
