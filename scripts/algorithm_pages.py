@@ -24,7 +24,6 @@ from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.runs import run_building
 
 PAGES = pathlib.Path(__file__).parents[1] / 'docs' / 'algorithms'
-_NUM_CLIENTS = 10
 _KILOBYTE = 2**10
 # What a page has around its table: the flags of each row.
 _MARKED = re.compile(r'(<!-- traffic:\n(.*?)-->\n)(.*?)(<!-- end -->)', re.S)
@@ -77,7 +76,7 @@ def _rows(flags: Sequence[str]) -> Iterator[tuple[str, ...]]:
   settings = settings_lib.resolve(parsed, parsed.algorithm, parsed.seed)
   data = run_building.split_dataset(settings, settings.load())
   process = run_building.build_process(
-      settings, run_building.build_model(settings, data), _NUM_CLIENTS
+      settings, run_building.build_model(settings, data), data
   )
   shown = ' '.join(f'`{flag}`' for flag in flags)
   for rounds, computation in _computations(process.next):
