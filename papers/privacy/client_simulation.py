@@ -21,9 +21,9 @@ from tff_bn.papers.privacy import client_message
 class Normalization(enum.Enum):
   """The statistics by which a client normalizes in training."""
 
-  BATCH = 'those of its own batch'
+  BATCH = 'the statistics of its own batch'
   RUNNING = 'the running statistics, which the server knows'
-  SHARED = 'those of all clients together, which the server computes'
+  SHARED = 'the statistics of all clients, which the server computes'
 
 
 class Simulated(NamedTuple):

@@ -9,8 +9,8 @@ left is this client's clipped message and the noise of the whole sum.
 An update is clipped as a whole, the statistics are clipped as a whole, in units
 of the running statistics, and so is what a client sends in each exchange of
 FedTAN. The noise is divided among them as `tff_bn.aggregators.DpSums` divides
-it. The server's answers in the exchanges are those of a round without noise, so
-the observer knows more than a real one.
+it. The server's answers in the exchanges have no noise, so the observer knows
+more than a real one.
 """
 
 from collections.abc import Sequence

@@ -108,8 +108,7 @@ class MomentsSums:
       sums: Any,
       references: Sequence[Any],
   ) -> dict[int, Moments]:
-    running = layers.join(references)
-    relative = RelativeStatistics(*running)
+    relative = RelativeStatistics(*layers.join(references))
     counts = layers.of_nobody().count
     if self._num_clients is not None:
       weight = tf.fill(counts.shape, tf.cast(self._num_clients, counts.dtype))

@@ -57,6 +57,8 @@ def epsilon(
   return float(found)
 
 
+# The search takes seconds, and a run needs the number several times.
+@functools.lru_cache(maxsize=16)
 def noise_multiplier(
     epsilon: float, sampling: Sampling, rounds: int, delta: float
 ) -> float:
