@@ -1,43 +1,15 @@
 """Datasets from IDX files."""
 
-import gzip
 import struct
 
+import idx_folder
 import numpy as np
 import pytest
 
 from tff_bn import data as tff_bn_data
 from tff_bn.common import memory
 
-_RNG = np.random.default_rng(0)
-_ARRAYS = {
-    'x_train': _RNG.integers(0, 256, (5, 4, 3), dtype=np.uint8),
-    'y_train': np.array([0, 2, 1, 2, 0], np.uint8),
-    'x_test': _RNG.integers(0, 256, (2, 4, 3), dtype=np.uint8),
-    'y_test': np.array([1, 2], np.uint8),
-}
-
-
-def _content(array):
-  return struct.pack(f'>I{array.ndim}I', 0x800 + array.ndim, *array.shape) + (
-      array.tobytes()
-  )
-
-
-def _name(array, test='t10k', separator='-'):
-  part = 'train' if array.endswith('train') else test
-  what, axes = ('images', 3) if array[0] == 'x' else ('labels', 1)
-  return f'{part}-{what}{separator}idx{axes}-ubyte'
-
-
-def _save(folder, prefix='', *, compressed=False, **form):
-  for name, array in _ARRAYS.items():
-    path = folder / (prefix + _name(name, **form))
-    if compressed:
-      with gzip.open(f'{path}.gz', 'wb') as file:
-        file.write(_content(array))
-    else:
-      path.write_bytes(_content(array))
+_ARRAYS = idx_folder.random_arrays([0, 2, 1, 2, 0], [1, 2], (4, 3))
 
 
 def _check(name):
@@ -53,18 +25,20 @@ def _check(name):
 
 @pytest.mark.parametrize('compressed', [False, True])
 def test_names_of_mnist(tmp_path, compressed):
-  _save(tmp_path, compressed=compressed)
+  idx_folder.save(_ARRAYS, tmp_path, compressed=compressed)
   _check(f'idx:{tmp_path}')
 
 
 def test_names_with_a_dot(tmp_path):
-  _save(tmp_path, separator='.')
+  idx_folder.save(_ARRAYS, tmp_path, separator='.')
   _check(f'idx:{tmp_path}')
 
 
 def test_several_datasets_in_a_folder(tmp_path):
   for part in ('digits', 'letters'):
-    _save(tmp_path, f'emnist-{part}-', compressed=True, test='test')
+    idx_folder.save(
+        _ARRAYS, tmp_path, f'emnist-{part}-', compressed=True, test='test'
+    )
   _check(f'idx:{tmp_path}/emnist-digits')
   with pytest.raises(
       ValueError,
@@ -84,8 +58,8 @@ def test_no_folder(tmp_path):
 
 
 def test_a_missing_file(tmp_path):
-  _save(tmp_path)
-  (tmp_path / _name('y_test')).unlink()
+  idx_folder.save(_ARRAYS, tmp_path)
+  (tmp_path / idx_folder.file_name('y_test')).unlink()
   _refused(
       f'idx:{tmp_path}',
       'has no file t10k-labels-idx1-ubyte or t10k-labels-idx1-ubyte.gz; it has'
@@ -97,10 +71,16 @@ def test_a_missing_file(tmp_path):
     ('content', 'message'),
     [
         (b'', 'is no IDX file of unsigned bytes with 3 axes'),
-        (_content(_ARRAYS['y_train']), 'is no IDX file'),
-        (_content(_ARRAYS['x_train'])[:9], 'ends in its header'),
-        (_content(_ARRAYS['x_train'])[:-1], 'has 59 values, but .* 60'),
-        (_content(_ARRAYS['x_train']) + b'1', 'has more values, but .* 60'),
+        (idx_folder.content(_ARRAYS['y_train']), 'is no IDX file'),
+        (idx_folder.content(_ARRAYS['x_train'])[:9], 'ends in its header'),
+        (
+            idx_folder.content(_ARRAYS['x_train'])[:-1],
+            'has 59 values, but .* 60',
+        ),
+        (
+            idx_folder.content(_ARRAYS['x_train']) + b'1',
+            'has more values, but .* 60',
+        ),
         (
             struct.pack('>4I', 0x803, *3 * [2**32 - 1]),
             'the values take .* GB of memory',
@@ -108,14 +88,14 @@ def test_a_missing_file(tmp_path):
     ],
 )
 def test_damaged_file(tmp_path, content, message):
-  _save(tmp_path)
-  (tmp_path / _name('x_train')).write_bytes(content)
+  idx_folder.save(_ARRAYS, tmp_path)
+  (tmp_path / idx_folder.file_name('x_train')).write_bytes(content)
   _refused(f'idx:{tmp_path}', message)
 
 
 def test_damaged_compressed_file(tmp_path):
-  _save(tmp_path, compressed=True)
-  path = tmp_path / f'{_name("x_test")}.gz'
+  idx_folder.save(_ARRAYS, tmp_path, compressed=True)
+  path = tmp_path / f'{idx_folder.file_name("x_test")}.gz'
   path.write_bytes(path.read_bytes()[:-9])
   _refused(f'idx:{tmp_path}', 'cannot be read')
   path.write_bytes(b'no gzip')
@@ -123,12 +103,14 @@ def test_damaged_compressed_file(tmp_path):
 
 
 def test_more_labels_than_images(tmp_path):
-  _save(tmp_path)
-  (tmp_path / _name('y_train')).write_bytes(_content(np.zeros(6, np.uint8)))
+  idx_folder.save(_ARRAYS, tmp_path)
+  (tmp_path / idx_folder.file_name('y_train')).write_bytes(
+      idx_folder.content(np.zeros(6, np.uint8))
+  )
   _refused(f'idx:{tmp_path}', 'y_train')
 
 
 def test_memory_is_checked_before_reading(tmp_path, monkeypatch):
-  _save(tmp_path)
+  idx_folder.save(_ARRAYS, tmp_path)
   monkeypatch.setattr(memory, 'total_bytes', lambda: 59)
   _refused(f'idx:{tmp_path}', 'the values take')

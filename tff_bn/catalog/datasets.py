@@ -283,6 +283,13 @@ DATASETS: Parts[Source] = Parts(
         f'{_ROOM}.emnist:load_emnist_synthetic',
     ),
     Source(
+        'fashion_mnist',
+        "70,000 pictures of clothes, 28x28 pixels: from --data_dir, Debian's"
+        ' dataset-fashion-mnist or TensorFlow Datasets',
+        f'{_ROOM}.fashion_mnist:load_fashion_mnist',
+        (DATA_DIR,),
+    ),
+    Source(
         'fedbn_synthetic',
         'two classes of Gaussian points in two domains with different'
         ' covariances, as in appendix F of the FedBN paper (offline)',

@@ -67,6 +67,14 @@ def load_idx(name: str, *, is_part: bool = False) -> dataset_lib.Dataset:
   )
 
 
+def has_files(folder: str) -> bool:
+  """Whether a folder has IDX files of training images."""
+  return os.path.isdir(folder) and any(
+      re.fullmatch(_pattern('train', 'images'), file)
+      for file in os.listdir(folder)
+  )
+
+
 def _find(
     source: str,
     folder: str,
@@ -76,19 +84,16 @@ def _find(
     what: str,
 ) -> str:
   """Returns the path of one of the four files."""
-  axes = _NUM_AXES[what]
-  # Copies of the files are named with a dot, too.
-  pattern = f'(.*-)?{_PARTS[split]}-{what}[-.]idx{axes}-ubyte(.gz)?'
   found = [
       file
       for file in present
-      if file.startswith(prefix) and re.fullmatch(pattern, file)
+      if file.startswith(prefix) and re.fullmatch(_pattern(split, what), file)
   ]
   if len(found) == 1:
     return os.path.join(folder, found[0])
   example = (
       f'{prefix and prefix + "-"}{split.replace("test", "t10k")}-{what}'
-      f'-idx{axes}-ubyte'
+      f'-idx{_NUM_AXES[what]}-ubyte'
   )
   if not found:
     names = spelling.name_some([repr(file)[1:-1] for file in present])
@@ -102,6 +107,13 @@ def _find(
       f' files, such as {datasets.IDX.prefix}FOLDER/emnist-digits, and keep'
       ' either the compressed files or the others.'
   )
+
+
+def _pattern(split: str, what: str) -> str:
+  """Returns a regular expression of the names of a file."""
+  # Copies of the files are named with a dot, too.
+  axes = _NUM_AXES[what]
+  return f'(.*-)?{_PARTS[split]}-{what}[-.]idx{axes}-ubyte(.gz)?'
 
 
 def _read(source: str, path: str, what: str) -> np.ndarray:

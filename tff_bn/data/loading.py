@@ -37,8 +37,8 @@ def load_dataset(
       kinds in `KINDS` there, or `package.module:NAME` for your own: a function
       without arguments that returns a `Dataset`, or a
       `tff_bn.catalog.datasets.Source`.
-    data_dir: The folder for downloaded datasets (`tfds:`, `emnist` and
-      `femnist`). Default: the folder that their libraries choose.
+    data_dir: The folder for downloaded datasets (`tfds:`, `emnist`, `femnist`
+      and `fashion_mnist`). Default: the folder that their libraries choose.
     image_size: The height and width to resize images to. Default: no resizing.
       Masks are resized with them, to the nearest pixel.
     class_names: The names of the classes of a trained model in the order of its

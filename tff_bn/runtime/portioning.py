@@ -26,7 +26,7 @@ _MAX_BYTES = 2**26
 # XLA takes several seconds to compile the function. Then small steps are
 # several times as fast, but convolutions of larger batches are slower.
 _MIN_COMPILED_CLIENTS = 100
-_MAX_COMPILED_FLOPS = 6e6
+_MAX_COMPILED_FLOPS = 8e6
 # It compiles a function for each number of clients.
 _COMPILED_CLIENTS = 50
 
