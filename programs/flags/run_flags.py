@@ -86,6 +86,15 @@ _OF_ALL_RUNS = (
         convert=lambda is_over_time: is_over_time or None,
     ),
     Option(
+        'evaluate_train_loss',
+        value_types.BOOLEAN,
+        "Evaluates each client's model on all its training data, too: column"
+        ' client_train_loss of metrics.csv. train_loss is the loss in training,'
+        ' on the batches of the round',
+        False,
+        convert=lambda is_evaluated: is_evaluated or None,
+    ),
+    Option(
         'checkpoint_every',
         value_types.POSITIVE_INTEGER,
         'Number of rounds from one checkpoint to the next. The same command'
