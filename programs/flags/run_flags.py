@@ -204,6 +204,19 @@ _EVALUATION = (
         conditions=(_without('adapt', 'which decides what is adapted'),),
     ),
     Option(
+        'each_source',
+        value_types.BOOLEAN,
+        "Tests each client's model on the test data of each source, too: of"
+        ' each domain if the data has domains, of each client otherwise. Writes'
+        f' {run_folder.SOURCES_CSV} and a heat map',
+        False,
+        conditions=(
+            _without('export_client', 'which evaluates nothing'),
+            _without('predict', 'which evaluates nothing'),
+            _without('adapt', 'which tests a client on its own test data'),
+        ),
+    ),
+    Option(
         'adapt',
         value_types.Choice(ADAPT),
         'Adapts the model of the run to each client of the data, tests it'
