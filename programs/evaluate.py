@@ -404,7 +404,7 @@ def _adapt(
       folder,
       flags.adapt,
       flags.adapt_epochs,
-      functools.partial(run_building.build_local_training, settings),
+      functools.partial(run_building.build_epoch_training, settings),
       lambda weights, file: saved_models.export(
           model, weights, file, saved_inputs.preparation(manifest)
       ),
