@@ -82,6 +82,7 @@ RUN_ANALYSES = {
     'matching': ('matching', 'matching_units'),
     'preference': ('preference', 'preference_units'),
     'fusion': ('fusion',),
+    'sources': ('sources',),
 }
 # How many flags an error names, and how much of their values.
 _MAX_NAMED_FLAGS = 4
