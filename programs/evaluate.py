@@ -176,6 +176,7 @@ def main(flags: command_line.ParsedFlags) -> None:
           balances_classes=flags.balance_classes,
           client=request.client,
           which=flags.kept_round,
+          tests_each_source=flags.each_source,
       )
 
 
@@ -188,6 +189,7 @@ def evaluate(
     balances_classes: bool = False,
     client: Optional[str] = None,
     which: Optional[str] = None,
+    tests_each_source: bool = False,
 ) -> None:
   """Evaluates a run, and writes and prints the results.
 
@@ -199,6 +201,7 @@ def evaluate(
     balances_classes: Whether each class of a client counts alike in them.
     client: The name of the only client, see `Request`.
     which: The round, see `run_folder.models_folder`.
+    tests_each_source: Whether each client's model is tested on each source.
 
   Raises:
     UsageError: If the data or the model can't be loaded.
@@ -210,6 +213,7 @@ def evaluate(
   from tff_bn.programs.testing import detailed_evaluation
   from tff_bn.programs.testing import evaluation_file
   from tff_bn.programs.testing import model_evaluation
+  from tff_bn.programs.testing import source_evaluation
 
   path = folder / run_folder.EVALUATION
   with command_line.checking_input():
@@ -226,6 +230,7 @@ def evaluate(
   if reestimates_statistics and not balances_classes:
     adapted_clients.say_label_shift(saved, data)
   folder.mkdir(parents=True, exist_ok=True)
+  batch_size = settings.batch_size if reestimates_statistics else None
   with detailed_evaluation.writing(
       saved, folder, run_folder.EVALUATED
   ) as details:
@@ -235,9 +240,7 @@ def evaluate(
             model,
             data,
             data.client_ids,
-            reestimation_batch_size=(
-                settings.batch_size if reestimates_statistics else None
-            ),
+            reestimation_batch_size=batch_size,
             visit=details.add,
         )
     )
@@ -249,6 +252,17 @@ def evaluate(
       balances_classes=balances_classes,
   )
   num_others = evaluation_file.add(path, subject, results)
+  written = []
+  if tests_each_source:
+    written = source_evaluation.write(
+        folder,
+        model_evaluation.numbers(model),
+        source_evaluation.evaluate(
+            saved, model, data, reestimation_batch_size=batch_size
+        ),
+        settings.algorithm
+        + subject.describe().removeprefix(subject.run).removesuffix(':'),
+    )
   if saved.manifest.get('kept_for') is not None:
     best = report.describe_validated(saved.manifest['kept_for'])
     print(f'Of the round with the best {best}:')
@@ -267,6 +281,8 @@ def evaluate(
     print(f'       (other evaluations in it: {num_others})')
   for name in details.names:
     print(f'       {folder / name}')
+  for file in written:
+    print(f'       {file}')
 
 
 def _load(
@@ -388,7 +404,7 @@ def _adapt(
       folder,
       flags.adapt,
       flags.adapt_epochs,
-      functools.partial(run_building.build_local_training, settings),
+      functools.partial(run_building.build_epoch_training, settings),
       lambda weights, file: saved_models.export(
           model, weights, file, saved_inputs.preparation(manifest)
       ),

@@ -346,11 +346,12 @@ def _program(
     source: str,
     define_own: Callable[[flag_groups.Definer], None],
     *examples: str,
+    paper: str = 'FedPAN',
 ) -> command_line.Program:
   needs_run = name not in WITHOUT_RUN
   return command_line.Program(
       name=f'tff-bn-analyze {name}',
-      description=f'{description} ({source} of the FedPAN paper).',
+      description=f'{description} ({source} of the {paper} paper).',
       examples=tuple(
           f'tff-bn-analyze {name}{example and " "}{example}'
           for example in examples
@@ -426,5 +427,14 @@ PROGRAMS = {
         'appendix F.2',
         _define_fusion,
         '--run=runs/pan_off,runs/pan_on --output_dir=runs/fusion',
+    ),
+    'sources': _program(
+        'sources',
+        "Tests each client's model on the test data of each source: of each"
+        ' domain if the data has domains, of each client otherwise',
+        'figures 8 and 13',
+        lambda define: None,
+        '--run=runs/compare',
+        paper='FedTAN',
     ),
 }

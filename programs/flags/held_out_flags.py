@@ -10,6 +10,11 @@ from tff_bn.data import splits
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 
+_NEEDS_CLIENTS = Condition(
+    'held_out_clients',
+    lambda flags: flags.held_out_clients is not None,
+    'has no effect without --held_out_clients',
+)
 _OPTIONS = (
     Option(
         'held_out_clients',
@@ -26,13 +31,17 @@ _OPTIONS = (
         'Weight N of the averaged BN statistics in the mixture: the statistics'
         ' of a client with n training samples have the share n/(n+N)',
         16.0,
-        conditions=(
-            Condition(
-                'held_out_clients',
-                lambda flags: flags.held_out_clients is not None,
-                'has no effect without --held_out_clients',
-            ),
-        ),
+        conditions=(_NEEDS_CLIENTS,),
+    ),
+    Option(
+        'held_out_epochs',
+        value_types.POSITIVE_INTEGER,
+        "Number of passes over a held-out client's labeled training data in"
+        ' which it trains its own scale, shift and statistics, with the'
+        ' learning rate and batch size of the run. All other weights stay as'
+        ' they are. The client is tested with this model, too',
+        default_text='none, it does not train',
+        conditions=(_NEEDS_CLIENTS,),
     ),
 )
 

@@ -86,6 +86,15 @@ _OF_ALL_RUNS = (
         convert=lambda is_over_time: is_over_time or None,
     ),
     Option(
+        'evaluate_train_loss',
+        value_types.BOOLEAN,
+        "Evaluates each client's model on all its training data, too: column"
+        ' client_train_loss of metrics.csv. train_loss is the loss in training,'
+        ' on the batches of the round',
+        False,
+        convert=lambda is_evaluated: is_evaluated or None,
+    ),
+    Option(
         'checkpoint_every',
         value_types.POSITIVE_INTEGER,
         'Number of rounds from one checkpoint to the next. The same command'
@@ -193,6 +202,19 @@ _EVALUATION = (
         ' of this client',
         False,
         conditions=(_without('adapt', 'which decides what is adapted'),),
+    ),
+    Option(
+        'each_source',
+        value_types.BOOLEAN,
+        "Tests each client's model on the test data of each source, too: of"
+        ' each domain if the data has domains, of each client otherwise. Writes'
+        f' {run_folder.SOURCES_CSV} and a heat map',
+        False,
+        conditions=(
+            _without('export_client', 'which evaluates nothing'),
+            _without('predict', 'which evaluates nothing'),
+            _without('adapt', 'which tests a client on its own test data'),
+        ),
     ),
     Option(
         'adapt',

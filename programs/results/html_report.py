@@ -490,6 +490,16 @@ def _figures(folder: pathlib.Path) -> str:
             [folder / run_folder.EXPERIMENT_MARKDOWN],
         )
     )
+  sources = folder / run_folder.SOURCES_MARKDOWN
+  if sources.exists():
+    groups.append(
+        _group(
+            folder,
+            "Each client's model on each source",
+            [plot_folder / f'{sources.stem}.png'],
+            [sources, folder / run_folder.SOURCES_CSV],
+        )
+    )
   for name, drawings in run_folder.RUN_ANALYSES.items():
     table = folder / f'{name}.md'
     if table.exists():

@@ -166,7 +166,7 @@ def describe_end(run: Run) -> str:
         }
         for prefix in (
             *(measures.TEST, measures.CLIENT_TEST),
-            *(*measures.SPREAD, measures.VALIDATION),
+            *(*measures.SPREAD, measures.VALIDATION, measures.CLIENT_TRAIN),
         )
     }
     measured = {

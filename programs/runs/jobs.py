@@ -6,6 +6,7 @@ have checked their flags.
 
 from collections.abc import Collection, Iterable, Sequence
 import dataclasses
+import functools
 import gc
 import pathlib
 import sys
@@ -331,7 +332,13 @@ def train_one(
       ),
   )
   if job.held_out is not None:
-    held_out.test_clients(job.settings, job.model, job.held_out, job.folder)
+    held_out.test_clients(
+        job.settings,
+        job.model,
+        job.held_out,
+        job.folder,
+        functools.partial(run_building.build_epoch_training, job.settings),
+    )
     finished.add_result(job.folder, run_folder.HELD_OUT_CSV)
 
 

@@ -273,6 +273,16 @@ def build_local_training(
   )
 
 
+def build_epoch_training(
+    settings: settings_lib.RunSettings, model: BatchNormModel
+) -> stateful_process.StatefulLearningProcess:
+  """Builds `build_local_training`, whose clients use all their data in a round.
+
+  See `tff_bn.training.later_clients`.
+  """
+  return build_local_training(settings.replaced(local_steps=None), model)
+
+
 def _local_training_arguments(
     settings: settings_lib.RunSettings, algorithm: algorithms_lib.Algorithm
 ) -> dict[str, Any]:

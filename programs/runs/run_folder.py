@@ -62,6 +62,9 @@ CALIBRATION = 'calibration.csv'
 DETAILS = (CLASS_METRICS, TARGET_METRICS, CONFUSION, CALIBRATION)
 # Before the names of DETAILS: the same of the last evaluation.
 EVALUATED = 'evaluation_'
+# Each client's model on each source, of the last evaluation.
+SOURCES_CSV = f'{EVALUATED}sources.csv'
+SOURCES_MARKDOWN = f'{EVALUATED}sources.md'
 PREDICTIONS = 'predictions.csv'
 # The tests on clients that took no part in training.
 HELD_OUT_CSV = 'held_out.csv'
@@ -79,6 +82,7 @@ RUN_ANALYSES = {
     'matching': ('matching', 'matching_units'),
     'preference': ('preference', 'preference_units'),
     'fusion': ('fusion',),
+    'sources': ('sources',),
 }
 # How many flags an error names, and how much of their values.
 _MAX_NAMED_FLAGS = 4
@@ -98,7 +102,7 @@ _FILES = (
     *(TIMING, HELD_OUT_CSV, HELD_OUT_MARKDOWN, REPORT, EVALUATION),
     *DETAILS,
     *(f'{EVALUATED}{name}' for name in DETAILS),
-    PREDICTIONS,
+    *(SOURCES_CSV, SOURCES_MARKDOWN, PREDICTIONS),
     *(RESULTS_CSV, RESULTS_MARKDOWN, EXPERIMENT_CSV, EXPERIMENT_MARKDOWN),
     *(NORMALIZATION_ERROR_CSV, NORMALIZATION_ERROR_BY_ROUND_CSV),
     *(NORMALIZATION_ERROR_MARKDOWN, 'fedbn_toy.csv', 'fedbn_toy.md'),

@@ -1,26 +1,32 @@
 """Tests the final model of a run on clients that took no part in training."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import pathlib
+from typing import Optional
 
 import pandas as pd
 
 from tff_bn import data as tff_bn_data
+from tff_bn import runtime
 from tff_bn.catalog import columns
 from tff_bn.catalog import tasks
 from tff_bn.common import csv_files
 from tff_bn.common import files
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.processes.stateful_process import StatefulLearningProcess
 from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.results import tables
 from tff_bn.programs.runs import run_folder
 from tff_bn.training import evaluation
 from tff_bn.training import finished
+from tff_bn.training import later_clients
 from tff_bn.training import measures
 from tff_bn.training import saved_models
 from tff_bn.training import unseen_clients
 
 _BATCH_SIZE = 256
+# After training batch normalization on frozen other weights.
+_TRAINED = 'trained'
 # The first column of the table of a comparison, and of a single run.
 ALGORITHM = 'Algorithm'
 _PLURALS = {'accuracy': 'Accuracies'}
@@ -33,6 +39,10 @@ _EXPLANATIONS = {
     unseen_clients.MIXED: (
         'a mixture of both: n/(n+N) of the second, with n training samples and'
         ' N = --held_out_prior'
+    ),
+    _TRAINED: (
+        "the second, then the client's own scale, shift and statistics trained"
+        ' on its labeled training data for --held_out_epochs'
     ),
 }
 _ROUND = 'round'
@@ -47,7 +57,8 @@ def check_model(
   """Checks that a run's model can be tested on clients that did not train.
 
   Raises:
-    ValueError: If there are such clients, but the model has no BN statistics.
+    ValueError: If there are such clients, but the model has no BN statistics,
+      or no trainable scale or shift for `--held_out_epochs`.
   """
   if settings.held_out_clients is not None and not model.has_batch_norm:
     raise ValueError(
@@ -55,6 +66,14 @@ def check_model(
         ' statistics, but there is no batch normalization with'
         f' {settings.describe_model()}.'
     )
+  if settings.held_out_epochs is not None:
+    try:
+      later_clients.batch_norm_only(model, model.initial_weights)
+    except ValueError as error:
+      raise ValueError(
+          f'--held_out_epochs={settings.held_out_epochs} is impossible with'
+          f' {settings.describe_model()}: {error}'
+      ) from error
 
 
 def test_clients(
@@ -62,10 +81,16 @@ def test_clients(
     model: BatchNormModel,
     data: tff_bn_data.FederatedData,
     folder: pathlib.Path,
+    build_local_training: Callable[[BatchNormModel], StatefulLearningProcess],
 ) -> None:
   """Tests the final model of a run, prints the results and writes a CSV file.
 
-  The data is of the clients that took no part in training.
+  Args:
+    settings: The run's settings.
+    model: The model with which the run was trained.
+    data: The data of the clients that took no part in training.
+    folder: The run's folder.
+    build_local_training: Builds the run's local training for a model.
   """
   saved = saved_models.SavedModels(run_folder.models_folder(folder))
   weights = saved.weights(model)
@@ -73,6 +98,11 @@ def test_clients(
   assert settings.held_out_prior is not None  # There are held-out clients.
   names = [*evaluator.metric_names, columns.LOSS.name]
   results = []
+  training: Optional[later_clients.BatchNormTraining] = None
+  if settings.held_out_epochs is not None:
+    training = later_clients.BatchNormTraining(
+        model, weights, build_local_training
+    )
   for client_id in data.client_ids:
     own_data = data.client_dataset(
         [client_id],
@@ -89,6 +119,16 @@ def test_clients(
         len(data.train_indices[client_id]),
         settings.held_out_prior,
     )
+    if training is not None:
+      with runtime.in_process_runtime():
+        models[_TRAINED] = training.train(
+            models[unseen_clients.REESTIMATED],
+            data,
+            client_id,
+            epochs=settings.held_out_epochs,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+        )
     test_dataset = data.client_test_dataset(client_id, _BATCH_SIZE)
     for name, client_weights in models.items():
       metrics = evaluation.numbers(
@@ -190,8 +230,14 @@ def _notes(first_column: str, results: pd.DataFrame) -> list[str]:
   return [
       f'{_PLURALS.get(kind.name, kind.heading)}: {measures.HELD_OUT};'
       f' {when}{means}.',
-      *(f'{name}: {text}.' for name, text in _EXPLANATIONS.items()),
+      *(f'{name}: {_EXPLANATIONS[name]}.' for name in _kinds(results)),
   ]
+
+
+def _kinds(results: pd.DataFrame) -> list[str]:
+  """Returns the kinds of statistics in a table; not all runs train them."""
+  found = set(results['statistics'])
+  return [name for name in _EXPLANATIONS if name != _TRAINED or name in found]
 
 
 def of_runs(
@@ -233,9 +279,9 @@ def table_cells(results: pd.DataFrame, first_column: str) -> list[list[str]]:
       sort=False,
       fill_value='–',
   )
-  lines = lines.reindex(columns=list(_EXPLANATIONS), fill_value='–')
+  lines = lines.reindex(columns=_kinds(results), fill_value='–')
   titles = dict.fromkeys([first_column, CLIENT])
   return [
-      [*titles, *(f'{name}{kind.unit}' for name in _EXPLANATIONS)],
+      [*titles, *(f'{name}{kind.unit}' for name in _kinds(results))],
       *lines.reset_index().to_numpy().tolist(),
   ]

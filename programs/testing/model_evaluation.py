@@ -153,10 +153,10 @@ def evaluate_weights(
     client_id: str,
 ) -> report.Evaluation:
   """Evaluates weights on a dataset; `kind` and `client_id` describe them."""
-  return _described(evaluator.evaluate(weights, dataset), kind, client_id)
+  return described(evaluator.evaluate(weights, dataset), kind, client_id)
 
 
-def _described(
+def described(
     metrics: evaluation.Metrics, kind: str, client_id: str
 ) -> report.Evaluation:
   """Returns the result of an evaluation, see `report.Evaluation`."""
@@ -167,6 +167,65 @@ def _described(
   if not num_examples:
     found = collections.OrderedDict.fromkeys(found)
   return report.Evaluation(kind, client_id, num_examples, dict(found))
+
+
+class EvaluatedModels:
+  """The models of a run, with the BN statistics with which they are evaluated.
+
+  One model is in memory at a time, besides the global one.
+  """
+
+  def __init__(
+      self,
+      saved: saved_models.SavedModels,
+      model: BatchNormModel,
+      data: tff_bn_data.FederatedData,
+      reestimation_batch_size: Optional[int] = None,
+  ):
+    """Initializes the models, see `evaluate_models` for the arguments."""
+    self._saved = saved
+    self._model = model
+    self._data = data
+    self._batch_size = reestimation_batch_size
+    self._global = saved.weights(model)
+    self._own = set(saved.client_ids)
+
+  def global_model(self) -> ModelWeights:
+    """Returns the model for the whole test set."""
+    return self._reestimated(self._global, self._data.client_ids)
+
+  def of_client(self, client_id: str) -> ModelWeights:
+    """Returns the model that a client uses."""
+    weights = self._global
+    if client_id in self._own:
+      weights = self._saved.weights(self._model, client_id)
+    return self._reestimated(weights, [client_id])
+
+  def kind(self, client_id: str) -> str:
+    """Returns the kind of a client's model, see `report.Evaluation`."""
+    return 'own' if client_id in self._own else 'global'
+
+  def has_other_weights(self, client_id: str) -> bool:
+    """Whether a client's model differs from the global one."""
+    return client_id in self._own or self._batch_size is not None
+
+  def _reestimated(
+      self, weights: ModelWeights, client_ids: Sequence[str]
+  ) -> ModelWeights:
+    if self._batch_size is None:
+      return weights
+    return evaluation.reestimate_batch_norm_statistics(
+        self._model,
+        weights,
+        self._data.client_dataset(
+            client_ids,
+            seed=0,
+            round_num=0,
+            batch_size=self._batch_size,
+            local_epochs=1,
+            augment=False,
+        ),
+    )
 
 
 def evaluate_models(
@@ -199,40 +258,16 @@ def evaluate_models(
     model.
   """
   evaluator = evaluation.Evaluator(model)
-  saved_global = saved.weights(model)
-  own = set(saved.client_ids)
-
-  def reestimated(
-      weights: ModelWeights, client_ids: Sequence[str]
-  ) -> ModelWeights:
-    if reestimation_batch_size is None:
-      return weights
-    return evaluation.reestimate_batch_norm_statistics(
-        model,
-        weights,
-        data.client_dataset(
-            client_ids,
-            seed=0,
-            round_num=0,
-            batch_size=reestimation_batch_size,
-            local_epochs=1,
-            augment=False,
-        ),
-    )
+  models = EvaluatedModels(saved, model, data, reestimation_batch_size)
 
   def client_weights() -> Iterator[tuple[str, ModelWeights]]:
     for number in progress.counting(len(client_ids), 'Evaluated client'):
       client_id = client_ids[number]
-      is_own = client_id in own
-      weights = saved.weights(model, client_id) if is_own else saved_global
-      yield client_id, reestimated(weights, [client_id])
+      yield client_id, models.of_client(client_id)
 
-  def kind(client_id: str) -> str:
-    return 'own' if client_id in own else 'global'
-
-  yield _described(
+  yield described(
       evaluator.evaluate_and_read(
-          reestimated(saved_global, data.client_ids),
+          models.global_model(),
           data.test_dataset(_BATCH_SIZE),
           functools.partial(visit, 'global', ''),
       ),
@@ -242,6 +277,8 @@ def evaluate_models(
   for client_id, metrics in evaluator.evaluate_each(
       client_weights(),
       lambda client_id: data.lazy_client_test_dataset(client_id, _BATCH_SIZE),
-      lambda client_id, batches: visit(kind(client_id), client_id, batches),
+      lambda client_id, batches: visit(
+          models.kind(client_id), client_id, batches
+      ),
   ):
-    yield _described(metrics, kind(client_id), client_id)
+    yield described(metrics, models.kind(client_id), client_id)

@@ -27,6 +27,7 @@ def test_several_metrics():
   optional = [column for column in found if column.is_optional]
   assert [c.title for c in optional if c.in_table] == [
       'Validation Dice, %',
+      'Client training loss',
       'Best round',
       'ε',
   ]

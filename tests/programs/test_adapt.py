@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tiny_runs
 
+from tff_bn import data as tff_bn_data
 from tff_bn.programs import evaluate
 from tff_bn.programs import train
 from tff_bn.programs.testing import adapted_clients
@@ -111,6 +112,44 @@ def test_saved_model_has_the_printed_accuracy(
     )
   assert ('paris (7)' in captured.err) == ('balanced' in name)
   assert csv_rows.read(run / 'metrics.csv') == before
+
+
+def test_passes_are_over_all_data(later, tmp_path):
+  """Also after a run whose clients make a single step in a round."""
+  run = tmp_path / 'run'
+  arguments = [
+      *(*_RUN[:-2], '--local_steps=1', '--batch_size=32'),
+      f'--output_dir={run}',
+  ]
+  assert train.run(arguments) == 0
+  arguments = ['--adapt=batch_norm', '--adapt_epochs=2']
+  assert _adapt(run, later, tmp_path, *arguments) == 0
+  with np.load(later) as arrays:
+    x, y = np.float32(arrays['x_train']), arrays['y_train']
+  dataset = tff_bn_data.Dataset('later', x, y, x[:0], y[:0], 10)
+  data = tff_bn_data.FederatedData(
+      dataset, {'paris': np.arange(len(x))}, {'paris': []}
+  )
+  expected = tiny_runs.load(run)
+  assert len(x) > 3 * 32
+  values = expected.get_layer('hidden')(x.reshape(len(x), -1)).numpy()
+  for layer in expected.layers:
+    layer.trainable = isinstance(layer, keras.layers.BatchNormalization)
+    if layer.trainable:
+      layer.moving_mean.assign(values.mean(axis=0))
+      layer.moving_variance.assign(values.var(axis=0))
+  batches = [
+      batch
+      for epoch in (1, 2)
+      for batch in tiny_runs.batches(
+          data, 'paris', round_num=epoch, batch_size=32, local_epochs=1
+      )
+  ]
+  tiny_runs.train(expected, batches, 0.1)
+  for a, b in zip(
+      tiny_runs.alone(_model(tmp_path)).get_weights(), expected.get_weights()
+  ):
+    np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(

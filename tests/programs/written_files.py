@@ -23,6 +23,7 @@ from tff_bn.programs.testing import detailed_evaluation
 from tff_bn.programs.testing import evaluation_file
 from tff_bn.programs.testing import held_out
 from tff_bn.programs.testing import predictions
+from tff_bn.programs.testing import source_evaluation
 from tff_bn.training import client_metrics
 from tff_bn.training import client_seconds
 
@@ -33,6 +34,21 @@ def _evaluation(folder, number):
       evaluation_file.Subject('runs/a', number, 'digits', '', 'saved'),
       [report.Evaluation('global', '', 9, dict(accuracy=number / 7, loss=1.0))],
   )
+
+
+def _sources(folder, number):
+  png = f'picture {number}'.encode()
+  with mock.patch('vl_convert.vegalite_to_png', return_value=png):
+    source_evaluation.write(
+        folder,
+        ['accuracy'],
+        [
+            source_evaluation.Result(
+                'own', 'a', 'b', 9, {'accuracy': number / 7}
+            )
+        ],
+        'Title',
+    )
 
 
 def _details(folder, number):
@@ -115,7 +131,8 @@ def _flags(folder, number):
 
 
 _ALL = (
-    *(_flags, _evaluation, _details, _predictions, _client_metrics),
+    *(_flags, _evaluation, _sources, _details, _predictions),
+    _client_metrics,
     *(_client_seconds, _held_out, _analysis, _charts),
 )
 

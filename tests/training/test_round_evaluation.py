@@ -11,6 +11,8 @@ import training_fakes
 import tff_bn
 from tff_bn import algorithms
 from tff_bn import training
+from tff_bn.data import load_dataset
+from tff_bn.data import split_dataset
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import Role
@@ -147,3 +149,54 @@ def test_hbn_is_evaluated_with_statistics_of_all_training_data(tmp_path):
     )
   saved = saved_models.SavedModels(tmp_path / 'model')
   assert not saved.client_ids
+
+
+@pytest.mark.usefixtures('in_process_runtime')
+@pytest.mark.parametrize(
+    'build', [algorithms.build_fed_avg, algorithms.build_fed_bn]
+)
+def test_the_loss_on_training_data_is_that_of_keras(build, tmp_path):
+  """Clients of different sizes, of which each counts alike."""
+  data = split_dataset(
+      load_dataset('digits'), 'dirichlet', 4, 0, dirichlet_alpha=0.3
+  )
+  data = dataclasses.replace(data, augmentation='flip_crop')
+  sizes = list(map(len, data.train_indices.values()))
+  assert max(sizes) > 1.2 * min(sizes)
+  model = training_example.build_model(data)
+  process = build(model, tff.learning.optimizers.build_sgdm(0.1))
+  config = dataclasses.replace(
+      training_example.CONFIG,
+      rounds=2,
+      clients_per_round=None,
+      evaluate_every=1,
+      evaluate_train_loss=True,
+  )
+  result = training.train(process, model, data, config, tmp_path)
+  saved = saved_models.SavedModels(tmp_path / 'model')
+  losses = []
+  for client_id, positions in data.train_indices.items():
+    own = client_id if build is algorithms.build_fed_bn else None
+    keras_model = model.to_keras(saved.weights(model, own))
+    keras_model.compile(loss=model.loss_fn())
+    losses.append(
+        keras_model.evaluate(
+            data.dataset.x_train[positions],
+            data.dataset.y_train[positions],
+            verbose=0,
+        )
+    )
+  last = result.rows[-1]
+  assert last['client_train_loss'] == pytest.approx(np.mean(losses), rel=1e-5)
+  # The clients' data have different losses, so it matters how they count.
+  assert abs(np.average(losses, weights=sizes) / np.mean(losses) - 1) > 1e-3
+  assert last['client_train_loss'] != last['train_loss']
+  # All rounds have it, also the initial model.
+  assert all(row['client_train_loss'] > 0 for row in result.rows)
+
+
+def test_without_the_flag_there_is_no_loss_on_training_data(
+    fake_model, tmp_path
+):
+  result = training_fakes.train(fake_model, tmp_path, _FAKE_CONFIG)
+  assert 'client_train_loss' not in result.rows[-1]

@@ -263,6 +263,12 @@ def of(metrics: Sequence[Kind], loss_kind: Kind = LOSS) -> tuple[Column, ...]:
   return (
       *measured,
       Column(f'train_{loss_kind.name}', 'Training loss', loss_kind),
+      Column(
+          f'client_train_{loss_kind.name}',
+          'Client training loss',
+          loss_kind,
+          is_optional=True,
+      ),
       *_OF_ALL_RUNS,
   )
 

@@ -447,13 +447,23 @@ class FederatedData:
   def lazy_client_test_dataset(
       self, client_id: str, batch_size: int
   ) -> batch_arrays.LazyDataset:
-    """Returns `client_test_dataset`, built only if it is needed.
-
-    `tff_bn.training.evaluation.Evaluator` needs it for large clients only.
-    """
+    """Returns `client_test_dataset`, built only if it is needed."""
     self.client_number(client_id)
+    return self.lazy_test_dataset(self.test_indices[client_id], batch_size)
+
+  def lazy_test_dataset(
+      self, positions: np.ndarray, batch_size: int
+  ) -> batch_arrays.LazyDataset:
+    """Returns a dataset of some of the test data, built only if it is needed.
+
+    `tff_bn.training.evaluation.Evaluator` needs it for many samples only.
+
+    Args:
+      positions: The positions of the samples in the test data.
+      batch_size: The number of samples in a batch. The last may be smaller.
+    """
     value_types.POSITIVE_INTEGER.check('batch_size', batch_size)
-    found = batches.Batches([self.test_indices[client_id]], batch_size)
+    found = batches.Batches([positions], batch_size)
     arrays = found.to_arrays(
         self.dataset.x_test, self.dataset.y_test, self.dataset.scaling
     )
@@ -461,7 +471,7 @@ class FederatedData:
     return batch_arrays.LazyDataset(
         self.element_spec,
         arrays,
-        functools.partial(self.client_test_dataset, client_id, batch_size),
+        functools.partial(self._in_order, 'test', positions, batch_size),
     )
 
   def client_validation_dataset(

@@ -88,6 +88,9 @@ def train(
   *   `client_test_NAME`: the mean over the clients of the model that each would
       use, on its own test data; empty if they have none.
   *   `validation_NAME`: the same on validation data, if clients have any.
+  *   `client_train_loss`: the same on all training data of the client, without
+      augmentation and in inference mode; each client counts alike. Only with
+      `config.evaluate_train_loss`.
   *   `client_deviation_NAME`, `client_worst_tenth_NAME`: of the first metric in
       `client_test_NAME`, see `tff_bn.training.client_metrics.spread`.
   *   `num_clients`, `num_dropped_clients`: in that round.

@@ -15,6 +15,8 @@ TRAIN = 'train_'
 TEST = 'test_'
 CLIENT_TEST = 'client_test_'
 VALIDATION = 'validation_'
+# Of the loss alone.
+CLIENT_TRAIN = 'client_train_'
 # Of the main metric alone.
 CLIENT_DEVIATION = 'client_deviation_'
 CLIENT_WORST = 'client_worst_tenth_'
@@ -32,6 +34,7 @@ OWN_DATA = f'{OF_CLIENT} (mean)'
 CLIENT_SPREAD = f'{OF_CLIENT} (deviation)'
 WORST_CLIENTS = f'{OF_CLIENT} (worst tenth)'
 VALIDATION_DATA = "each client's model on its own validation data (mean)"
+OWN_TRAINING_DATA = "each client's model on its own training data (mean)"
 HELD_OUT = 'global model on the own test data of clients that did not train'
 
 
@@ -57,6 +60,7 @@ def name(column: str, has_client_models: Optional[bool]) -> str:
       CLIENT_TEST: OWN_DATA,
       TEST: on_whole_test_set(has_client_models),
       VALIDATION: VALIDATION_DATA,
+      CLIENT_TRAIN: OWN_TRAINING_DATA,
       CLIENT_DEVIATION: CLIENT_SPREAD,
       CLIENT_WORST: WORST_CLIENTS,
   }

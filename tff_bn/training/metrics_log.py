@@ -33,6 +33,7 @@ _TRAIN = measures.TRAIN
 _TEST = measures.TEST
 _CLIENT_TEST = measures.CLIENT_TEST
 _VALIDATION = measures.VALIDATION
+_CLIENT_TRAIN = measures.CLIENT_TRAIN
 # Further columns by name: functions of the round and its metrics.
 RoundColumns = Mapping[
     str, Callable[[int, Mapping[str, Any]], Optional[Union[int, float]]]
@@ -45,6 +46,7 @@ def column_names(
     correction_names: Sequence[str] = (),
     *,
     has_validation: bool = False,
+    has_train_loss: bool = False,
     more: Sequence[str] = (),
 ) -> tuple[str, ...]:
   """Returns the columns of `metrics.csv`, see `train`.
@@ -55,6 +57,7 @@ def column_names(
     correction_names: The names of the metrics of a correction of the clients'
       drift.
     has_validation: Whether there is validation data.
+    has_train_loss: Whether models are evaluated on training data.
     more: The names of further columns.
   """
   measured = ('loss', *metric_names)
@@ -65,6 +68,7 @@ def column_names(
   return (
       'round',
       *(f'{prefix}{name}' for prefix in prefixes for name in measured),
+      *((f'{_CLIENT_TRAIN}loss',) if has_train_loss else ()),
       *(f'{prefix}{main_name}' for prefix in measures.SPREAD),
       *('num_clients', 'num_dropped_clients', 'rejected_rounds'),
       *('max_update_norm_ratio', 'exchanges', 'megabytes'),
@@ -111,6 +115,7 @@ class MetricsLog(tff.program.ReleaseManager):
       on_rows: Callable[[Sequence[Row]], None] = lambda rows: None,
       has_client_models: Optional[bool] = None,
       has_validation: bool = False,
+      has_train_loss: bool = False,
   ):
     """Initializes the log, and reads and writes nothing.
 
@@ -130,6 +135,7 @@ class MetricsLog(tff.program.ReleaseManager):
       has_client_models: Whether the clients have own models; None if it is
         unknown.
       has_validation: Whether there is validation data.
+      has_train_loss: See `column_names`.
     """
     self._path = run_dir / run_entries.METRICS
     self._logdir = run_dir / run_entries.LOGDIR
@@ -137,6 +143,7 @@ class MetricsLog(tff.program.ReleaseManager):
         metric_names,
         correction_names,
         has_validation=has_validation,
+        has_train_loss=has_train_loss,
         more=list(round_columns),
     )
     self._round_columns = round_columns
@@ -365,7 +372,10 @@ def _rounded(number: Any) -> float:
 
 def _summary_tag(column: str) -> str:
   """Returns a column's tag, which TensorBoard groups by the part before `/`."""
-  for prefix in (_CLIENT_TEST, _TRAIN, _TEST, _VALIDATION, *measures.SPREAD):
+  for prefix in (
+      *(_CLIENT_TEST, _CLIENT_TRAIN, _TRAIN, _TEST, _VALIDATION),
+      *measures.SPREAD,
+  ):
     if column.startswith(prefix):
       return f'{prefix[:-1]}/{column.removeprefix(prefix)}'
   return f'round/{column}'

@@ -133,6 +133,7 @@ class Records:
                 on_rows=self.hook.update,
                 has_client_models=self.evaluation.has_client_models,
                 has_validation=self.evaluation.has_validation,
+                has_train_loss=config.evaluate_train_loss,
             )
         )
     )

@@ -7,6 +7,8 @@ import functools
 import itertools
 from typing import Any, NamedTuple, Optional
 
+import tensorflow as tf
+
 from tff_bn.common import seeding
 from tff_bn.data.federated import FederatedData
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -145,6 +147,10 @@ class RoundEvaluation:
         numbers = evaluation.numbers(result)
         for name in ('loss', *self.metric_names):
           columns[f'{prefix}{name}'] = numbers[name]
+    if self._config.evaluate_train_loss:
+      train = self._evaluator.evaluate_clients(weights, self._train_dataset)
+      assert train is not None  # Each client has training data.
+      columns[f'{measures.CLIENT_TRAIN}loss'] = train['loss']
     main = metrics_log.main_metric(self.metric_names)
     columns.update(
         client_metrics_lib.spread_columns(
@@ -203,6 +209,17 @@ class RoundEvaluation:
         lambda client_id: self._data.client_test_dataset(
             client_id, _BATCH_SIZE
         ),
+    )
+
+  def _train_dataset(self, client_id: str) -> tf.data.Dataset:
+    """Returns all training data of a client, without augmentation."""
+    return self._data.client_dataset(
+        [client_id],
+        seed=self._config.seed,
+        round_num=0,
+        batch_size=_BATCH_SIZE,
+        local_epochs=1,
+        augment=False,
     )
 
   def evaluated_state(self, state: Any, round_num: int) -> Any:

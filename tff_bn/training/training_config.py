@@ -57,6 +57,8 @@ class TrainingConfig:
       `keep_best` after which the run ends. Default: it has all rounds.
     client_metrics_over_time: Whether `client_metrics.csv` has rows for each
       evaluated round, not only for the last one.
+    evaluate_train_loss: Whether each evaluation also computes the loss of each
+      client's model on all training data of the client, see `train`.
   """
 
   rounds: int
@@ -74,6 +76,7 @@ class TrainingConfig:
   keep_best: Optional[str] = None
   patience: Optional[int] = None
   client_metrics_over_time: bool = False
+  evaluate_train_loss: bool = False
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
@@ -86,9 +89,8 @@ class TrainingConfig:
     )
     value_types.Choice(run_entries.EXPORT).check('export', self.export)
     value_types.SEED.check('seed', self.seed)
-    value_types.BOOLEAN.check(
-        'client_metrics_over_time', self.client_metrics_over_time
-    )
+    for name in ('client_metrics_over_time', 'evaluate_train_loss'):
+      value_types.BOOLEAN.check(name, getattr(self, name))
     if self.keep_best is not None:
       value_types.TEXT.check('keep_best', self.keep_best)
     elif self.patience is not None:

@@ -124,6 +124,75 @@ def test_files_of_a_run(algorithm, tmp_path, capsys):
     assert ''.join(cells) in page
 
 
+def _trained_in_keras(run, data, client, epochs):
+  """Trains the client's batch normalization in Keras, and evaluates it."""
+  model = tiny_runs.load(run)
+  x = data.dataset.x_train[data.train_indices[client]]
+  values = model.get_layer('hidden')(x.reshape(len(x), -1)).numpy()
+  layer = _layer(model)
+  layer.moving_mean.assign(values.mean(axis=0))
+  layer.moving_variance.assign(values.var(axis=0))
+  for other in model.layers:
+    other.trainable = other is layer
+  model.compile(
+      keras.optimizers.SGD(0.1),
+      keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+      metrics=['accuracy'],
+  )
+  for epoch in range(1, epochs + 1):
+    batches = data.client_dataset(
+        [client], seed=0, round_num=epoch, batch_size=16, local_epochs=1
+    )
+    model.fit(batches, shuffle=False, verbose=0)
+  indices = data.test_indices[client]
+  return model.evaluate(
+      data.dataset.x_test[indices], data.dataset.y_test[indices], verbose=0
+  )
+
+
+@pytest.mark.parametrize('algorithm', ['fedbn', 'fedavg'])
+def test_clients_train_own_batch_norm(algorithm, tmp_path, capsys):
+  run = tmp_path / 'run'
+  arguments = [
+      *(*_FLAGS, f'--algorithm={algorithm}', '--held_out_epochs=3'),
+      *('--client_learning_rate=0.1', f'--output_dir={run}'),
+  ]
+  assert train.run(arguments) == 0
+  out = capsys.readouterr().out
+  rows = csv_rows.read(run / 'held_out.csv')
+  _, held_out_data = _data().hold_out(['inverted', 'blurred_shifted'])
+  trained = {r['client']: r for r in rows if r['statistics'] == 'trained'}
+  assert list(trained) == ['inverted', 'blurred_shifted']
+  for client, row in trained.items():
+    loss, accuracy = _trained_in_keras(run, held_out_data, client, 3)
+    assert float(row['loss']) == pytest.approx(loss, rel=1e-3)
+    number = int(row['num_examples'])
+    assert abs(float(row['accuracy']) - accuracy) < 1.01 / number
+    (before,) = (
+        float(r['loss'])
+        for r in rows
+        if (r['client'], r['statistics']) == (client, 'reestimated')
+    )
+    assert float(row['loss']) < before
+  table = csv_rows.cells(out)
+  assert table[0][-2:] == ['mixed, %', 'trained, %']
+  assert '- trained: the second, then' in out
+
+
+def test_training_without_batch_norm_to_train(tmp_path, capsys):
+  arguments = [
+      *(*_FLAGS, '--held_out_epochs=1', '--normalization=none'),
+      f'--output_dir={tmp_path / "run"}',
+  ]
+  assert train.run(arguments) == 2
+  error = ' '.join(capsys.readouterr().err.split())
+  assert 'there is no batch normalization' in error
+  arguments = ['--held_out_epochs=1', f'--output_dir={tmp_path / "run"}']
+  assert train.run(arguments) == 2
+  error = ' '.join(capsys.readouterr().err.split())
+  assert '--held_out_epochs=1 has no effect without --held_out_clients' in error
+
+
 def _compare(arguments):
   """Runs the program, but builds runs only to train them, and no plots."""
   with mock.patch.object(jobs, 'check'), mock.patch.object(charts, 'save'):
