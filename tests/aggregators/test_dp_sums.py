@@ -187,6 +187,32 @@ def test_noise_repeats_for_a_state_and_differs_between_rounds():
       assert abs(np.corrcoef(noise, other)[0, 1]) < 0.05
 
 
+def test_all_tensors_of_a_message_have_their_own_noise():
+  vectors = [tff.TensorType(np.float32, [_SIZE])] * 2
+  process = aggregators.DpSums(1.0, num_clients=2).create(
+      tff.to_type(collections.OrderedDict(update=vectors, statistics=vectors))
+  )
+  zeros = [np.zeros(_SIZE, np.float32)] * 2
+  value = collections.OrderedDict(update=zeros, statistics=zeros)
+  result = process.next(process.initialize(), [value, value]).result
+  noise = np.stack([*result['update'], *result['statistics']])
+  correlations = np.corrcoef(noise) - np.eye(4)
+  assert np.max(np.abs(correlations)) < 0.05
+
+
+def test_the_state_counts_rounds():
+  process = aggregators.DpSums(1.0, num_clients=1).create(_type('update'))
+  state = process.initialize()
+  for expected in range(3):
+    assert state['round_num'] == expected
+    state = process.next(state, [_value(update=_NOTHING)]).state
+
+
+def test_only_with_noise_variances_keep_a_tenth_in_a_round():
+  assert aggregators.DpSums(0.1, num_clients=1).smallest_variance == 0.1
+  assert aggregators.DpSums(0.0, num_clients=1).smallest_variance == 0
+
+
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
