@@ -38,7 +38,10 @@ _CLIENTS = flags.DEFINE_integer(
     'clients', 1000, 'Number of clients.', lower_bound=2
 )
 _ROUNDS = flags.DEFINE_integer(
-    'rounds', 50, 'Number of rounds of a run.', lower_bound=2
+    'rounds',
+    None,
+    "Number of rounds of a run; by default a task's own.",
+    lower_bound=2,
 )
 _SEEDS = flags.DEFINE_integer(
     'seeds', 3, 'Number of seeds of the table.', lower_bound=1
@@ -64,17 +67,19 @@ class Task:
     model: See `tff-bn-train --model`.
     group_norm: The group normalization that fits the model's channels.
     num_pictures: How many pictures each client has.
+    rounds: The number of rounds of a run.
   """
 
   title: str
   model: str
   group_norm: str
   num_pictures: int
+  rounds: int
 
 
 TASKS = {
-    'digits': Task("scikit-learn's digits", 'small_cnn', 'group8', 10),
-    'fashion_mnist': Task('Fashion-MNIST', 'mlp3', 'group6', 20),
+    'digits': Task("scikit-learn's digits", 'small_cnn', 'group8', 10, 30),
+    'fashion_mnist': Task('Fashion-MNIST', 'mlp3', 'group6', 20, 50),
 }
 
 
@@ -352,7 +357,7 @@ def measure(
     tasks: Sequence[str],
     epsilons: Sequence[float],
     num_clients: int,
-    rounds: int,
+    rounds: Optional[int],
     num_seeds: int,
     path: pathlib.Path,
 ) -> Measurements:
@@ -363,8 +368,8 @@ def measure(
     waiting = [
         executor.submit(
             harness.in_new_process,
-            *(_complete, task, method, epsilons, num_clients, rounds),
-            *(num_seeds, path),
+            *(_complete, task, method, epsilons, num_clients),
+            *(rounds or TASKS[task].rounds, num_seeds, path),
         )
         for task in tasks
         for method in METHODS
@@ -374,7 +379,9 @@ def measure(
   runs = [
       run
       for run in Results(path).runs
-      if (run.clients, run.rounds) == (num_clients, rounds)
+      if run.task in tasks
+      and run.clients == num_clients
+      and run.rounds == (rounds or TASKS[run.task].rounds)
   ]
   return Measurements(
       harness.in_new_process(harness.describe_machine),
@@ -419,7 +426,6 @@ def _rows(measurements: Measurements, task: str) -> list[list[str]]:
 def report(measurements: Measurements) -> tuple[str, bool]:
   """Returns the report in Markdown; there is no floor that could be missed."""
   first = measurements.runs[0]
-  noise = {run.epsilon: run.noise for run in measurements.runs}
   noisy = [e for e in measurements.epsilons if not math.isinf(e)]
   num_seeds = measurements.num_seeds
   lines = [
@@ -428,8 +434,8 @@ def report(measurements: Measurements) -> tuple[str, bool]:
       ),
       '',
       f'{first.clients} clients with labels from Dir({_DIRICHLET_ALPHA:g}), all'
-      f' in each round, one local step on all pictures, {first.rounds} rounds,'
-      f' learning rate {_LEARNING_RATE:g}; δ = {_DELTA:g} at client level. The'
+      f' in each round, one local step on all pictures, learning rate'
+      f' {_LEARNING_RATE:g}; δ = {_DELTA:g} at client level. The'
       ' norm to which updates are clipped is the best of'
       f' {", ".join(f"{norm:g}" for norm in _CLIP_NORMS)} with'
       f' {_text(min(measurements.epsilons))} and another seed. Test accuracy in'
@@ -437,25 +443,23 @@ def report(measurements: Measurements) -> tuple[str, bool]:
   ]
   for name in measurements.tasks:
     task = TASKS[name]
+    runs = [run for run in measurements.runs if run.task == name]
+    noise = {run.epsilon: run.noise for run in runs}
     lines += [
         '',
-        f'## {task.title}: {task.num_pictures} pictures, {task.model}',
+        f'## {task.title}: {task.model}, {task.num_pictures} pictures,'
+        f' {runs[0].rounds} rounds',
+        '',
+        'The noise multiplier is '
+        + ', '.join(f'{noise[e]:.2f} for {_text(e)}' for e in noisy)
+        + '.',
         '',
         *harness.table(
             ['method', 'clip norm', *map(_text, measurements.epsilons)],
             _rows(measurements, name),
         ),
     ]
-  lines += [
-      '',
-      '## Noise multiplier',
-      '',
-      *harness.table(
-          [_text(epsilon) for epsilon in noisy],
-          [[f'{noise[epsilon]:.2f}' for epsilon in noisy]],
-      ),
-      '',
-  ]
+  lines.append('')
   return '\n'.join(lines), True
 
 
