@@ -133,8 +133,10 @@ def num_examples(settings: settings_lib.RunSettings) -> Optional[float]:
   num_clients = settings.num_clients or len(sources)
   clients = settings.clients_per_round or num_clients
   if settings.local_epochs is None:
-    steps = clients * settings.local_steps
-    return float(settings.rounds * steps * settings.batch_size)
+    batch_size = settings.centralized_batch_size
+    if batch_size is None:
+      batch_size = clients * settings.batch_size
+    return float(settings.rounds * settings.local_steps * batch_size)
   sizes = [
       settings.samples_per_domain or _NUM_TRAIN.get(_last_part(source))
       for source in sources
