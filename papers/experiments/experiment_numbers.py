@@ -19,7 +19,8 @@ from tff_bn.programs.results import tables
 # The label of the mean over an axis.
 _MEAN = 'mean'
 # The labels of a cell in the order of `Show.shown_dimensions`, and the column.
-Key = tuple[tuple[str, ...], str]
+_Labels = tuple[str, ...]
+Key = tuple[_Labels, str]
 
 
 class Measurement(NamedTuple):
@@ -141,7 +142,7 @@ def collect(
     axes: Sequence[axes_lib.Axis],
     paper: Sequence[paper_form.PaperNumber],
 ) -> Numbers:
-  """Averages over seeds, and takes the worst over the axes that say so.
+  """Averages over seeds, and takes the best or worst where `show` says so.
 
   Args:
     measurements: The measured numbers.
@@ -154,7 +155,7 @@ def collect(
     axes' are left out.
   """
   columns = show.value or show.y
-  known = {axis.name: tuple(p.label for p in axis.points) for axis in axes}
+  known = {axis.name: show.labels(axis) for axis in axes}
   known[paper_form.CLIENT] = _clients(measurements or paper)
   for name in show.with_mean:
     measurements = [*measurements, *_means_over(name, measurements)]
@@ -163,18 +164,32 @@ def collect(
   numbers = Numbers(
       dimensions, {name: known[name] for name in dimensions}, columns, {}, {}
   )
-  groups: dict[Key, dict[tuple[str, ...], list[float]]] = {}
+  # By what the worst is taken over, and what is tried: these stay apart until
+  # the seeds are averaged.
+  groups: dict[Key, dict[_Labels, dict[_Labels, list[float]]]] = {}
   for row in measurements:
     if row.column in columns:
-      # What the worst is taken over stays apart until the seeds are averaged.
+      shown = {
+          name: show.shown_label(name, label)
+          for name, label in row.labels.items()
+      }
       hidden = tuple(row.labels[name] for name in show.worst_over)
-      by_hidden = groups.setdefault(numbers.key(row.labels, row.column), {})
-      factor = 100 if is_share(row.column) else 1
-      by_hidden.setdefault(hidden, []).append(factor * row.value)
+      tried = tuple(row.labels[name] for name in show.best)
+      by_hidden = groups.setdefault(numbers.key(shown, row.column), {})
+      values = by_hidden.setdefault(hidden, {}).setdefault(tried, [])
+      values.append((100 if is_share(row.column) else 1) * row.value)
   ours = {}
   for key, by_hidden in groups.items():
-    worst = max if key[1].endswith('loss') else min
-    ours[key] = worst(map(_mean, by_hidden.values()), key=lambda n: n.mean)
+    worst, best = min, max
+    if key[1].endswith('loss'):
+      worst, best = best, worst
+    ours[key] = worst(
+        (
+            best(map(_mean, by_tried.values()), key=_by_mean)
+            for by_tried in by_hidden.values()
+        ),
+        key=_by_mean,
+    )
   printed = {
       numbers.key(number.labels, number.column): Number(
           number.value, number.deviation
@@ -208,6 +223,10 @@ def _means_over(
       )
       for first, *more in groups.values()
   ]
+
+
+def _by_mean(number: Number) -> float:
+  return number.mean
 
 
 def _mean(values: Sequence[float]) -> Number:
@@ -327,10 +346,18 @@ def rows_and_columns(
     show: What is shown.
 
   Returns:
-    The axes whose points are compared, and the other ones.
+    The axes of the rows, and the other ones.
   """
   rows = show.rows or show.lines or show.x
   return rows, tuple(n for n in show.shown_dimensions if n not in rows)
+
+
+def compared_and_others(
+    show: paper_form.Show,
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+  """Returns the axes whose points the paper compares, and the other ones."""
+  compared = show.compared or rows_and_columns(show)[0]
+  return compared, tuple(n for n in show.shown_dimensions if n not in compared)
 
 
 def _title(labels: str, column: str, num_columns: int) -> str:
