@@ -162,7 +162,7 @@ def split_by_classes(
 def split_by_gamma_similarity(
     labels: np.ndarray, num_clients: int, gamma: float, seed: int
 ) -> list[np.ndarray]:
-  """Splits with γ-similarity (FBN paper, Appendix C.1).
+  """Splits with γ-similarity (FBN paper, section 4).
 
   A share γ of all samples is drawn at random and dealt to the clients evenly.
   The others are sorted by class and cut into one chunk for each client. γ = 1
