@@ -283,7 +283,10 @@ def _at_digits_scale(
   return dataclasses.replace(
       experiment,
       differences=scale_differences.describe(
-          (paper.flags, paper.axes), (experiment.flags, experiment.axes)
+          *(
+              (each.flags, each.axes, [x.flags for x in each.analyses])
+              for each in (paper, experiment)
+          )
       ),
   )
 
@@ -432,6 +435,12 @@ def _show(
         raise table.error(
             key, f'names {name!r}, which is no axis that it shows.'
         )
+  if show.wins_over:
+    for key in ('worst_over', 'lines', 'panels', 'best'):
+      if getattr(show, key):
+        raise table.error('wins_over', f'and {key} exclude each other.')
+    if len(show.value) > 1:
+      raise table.error('wins_over', 'needs a single value.')
   for axis in axes:
     known = {point.label for point in axis.points}
     for label in show.printed.get(axis.name, ()):

@@ -3,6 +3,7 @@
 Accuracies and other shares are in %, as in the papers.
 """
 
+import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
 import itertools
@@ -18,6 +19,8 @@ from tff_bn.programs.results import tables
 
 # The label of the mean over an axis.
 _MEAN = 'mean'
+# Ends the name of a column whose values became shares of settings.
+_WINS = '_wins'
 # The labels of a cell in the order of `Show.shown_dimensions`, and the column.
 _Labels = tuple[str, ...]
 Key = tuple[_Labels, str]
@@ -119,6 +122,8 @@ def _kind(column: str) -> Optional[columns_lib.Kind]:
 
 def is_share(column: str) -> bool:
   """Whether a column is shown in %."""
+  if column.endswith(_WINS):
+    return True
   kind = _kind(column)
   return kind is not None and kind.is_share
 
@@ -129,6 +134,9 @@ def _digits(column: str) -> int:
 
 def title(column: str) -> str:
   """Returns a column's name for axes and titles."""
+  if column.endswith(_WINS):
+    measured = column.removesuffix(_WINS).replace('_', ' ')
+    return f'Share of settings with the best {measured}, %'
   kind = _kind(column)
   if kind is None:
     return column.replace('_', ' ').capitalize()
@@ -173,11 +181,15 @@ def collect(
           name: show.shown_label(name, label)
           for name, label in row.labels.items()
       }
-      hidden = tuple(row.labels[name] for name in show.worst_over)
+      hidden = tuple(
+          row.labels[name] for name in (*show.worst_over, *show.wins_over)
+      )
       tried = tuple(row.labels[name] for name in show.best)
       by_hidden = groups.setdefault(numbers.key(shown, row.column), {})
       values = by_hidden.setdefault(hidden, {}).setdefault(tried, [])
       values.append((100 if is_share(row.column) else 1) * row.value)
+  if show.wins_over:
+    return _wins(numbers, groups, paper)
   ours = {}
   for key, by_hidden in groups.items():
     worst, best = min, max
@@ -198,6 +210,39 @@ def collect(
       if all(number.labels[name] in known[name] for name in dimensions)
   }
   return dataclasses.replace(numbers, ours=ours, paper=printed)
+
+
+def _wins(
+    numbers: Numbers,
+    groups: Mapping[Key, Mapping[_Labels, Mapping[_Labels, Sequence[float]]]],
+    paper: Sequence[paper_form.PaperNumber],
+) -> Numbers:
+  """Returns in which share of the settings each point is the best."""
+  (column,) = numbers.columns
+  best = min if column.endswith('loss') else max
+  by_setting: dict[_Labels, dict[Key, float]] = {}
+  for key, by_hidden in groups.items():
+    for setting, by_tried in by_hidden.items():
+      (values,) = by_tried.values()
+      by_setting.setdefault(setting, {})[key] = _mean(values).mean
+  winners = collections.Counter(
+      best(values, key=values.__getitem__) for values in by_setting.values()
+  )
+  shown = column + _WINS
+  return dataclasses.replace(
+      numbers,
+      columns=(shown,),
+      ours={
+          (labels, shown): Number(
+              100 * winners[labels, column] / len(by_setting)
+          )
+          for labels, _ in groups
+      },
+      paper={
+          numbers.key(number.labels, shown): Number(number.value)
+          for number in paper
+      },
+  )
 
 
 def _clients(

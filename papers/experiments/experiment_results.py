@@ -58,7 +58,7 @@ def write(plan: experiment_plan.Plan, folder: pathlib.Path) -> None:
   if experiment.shown is not None:
     lines += _show(experiment, finished, plan.flags.average_last, folder)
   else:
-    lines += ['', *agreement.findings(experiment)]
+    lines += ['', *(f'- {text}' for text in agreement.findings(experiment))]
   for number, analysis in enumerate(experiment.analyses):
     if analysis.runs is not None and not finished:
       lines += ['', f'Analysis {analysis.name}: no run is finished.']

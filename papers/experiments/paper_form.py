@@ -43,7 +43,8 @@ KINDS = {
         ('x', 'value'), ('lines', 'panels', 'worst_over', _BEST, _COMPARED)
     ),
     'bars': Form(
-        ('x', 'value'), ('lines', 'panels', 'worst_over', _BEST, _COMPARED)
+        ('x', 'value'),
+        ('lines', 'panels', 'worst_over', 'wins_over', _BEST, _COMPARED),
     ),
     'heat_map': Form(
         ('rows', 'columns', 'value'), ('panels', 'worst_over', _BEST, _COMPARED)
@@ -65,6 +66,8 @@ class Show:
     panels: The axes whose points are panels.
     value: The columns of results.csv that are shown.
     worst_over: The axes over whose points the worst value is shown.
+    wins_over: The axes whose combinations of points are settings. The share of
+      the settings in which a point of `x` has the best value is shown.
     with_mean: The axes with one more point, the mean over the others.
     best: The axes whose points can have several tries, such as `A: 0.1` and `A:
       0.2`. The best of them is shown as `A`.
@@ -83,6 +86,7 @@ class Show:
   panels: tuple[str, ...] = ()
   value: tuple[str, ...] = ()
   worst_over: tuple[str, ...] = ()
+  wins_over: tuple[str, ...] = ()
   with_mean: tuple[str, ...] = ()
   best: tuple[str, ...] = ()
   compared: tuple[str, ...] = ()
@@ -107,8 +111,8 @@ class Show:
 
   @property
   def dimensions(self) -> tuple[str, ...]:
-    """The axes that the form shows, and those whose worst value it shows."""
-    return (*self.shown_dimensions, *self.worst_over)
+    """The axes that the form shows, and those over which it takes values."""
+    return (*self.shown_dimensions, *self.worst_over, *self.wins_over)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,14 +9,16 @@ from tff_bn.programs.plan import axes as axes_lib
 _UNIMPORTANT = ('evaluate_every', 'checkpoint_every')
 # A longer value of the paper is not repeated.
 _MAX_LENGTH = 30
-_Settings = tuple[Mapping[str, str], Sequence[axes_lib.Axis]]
+_Flags = Mapping[str, str]
+_Settings = tuple[_Flags, Sequence[axes_lib.Axis], Sequence[_Flags]]
 
 
 def describe(paper: _Settings, other: _Settings) -> tuple[str, ...]:
   """Describes how another scale differs from the paper's.
 
   Args:
-    paper: The common flags and the axes at the paper's scale.
+    paper: The common flags, the axes, and the flags of each analysis at the
+      paper's scale.
     other: Those at the other scale, with the same names of axes.
 
   Returns:
@@ -26,10 +28,12 @@ def describe(paper: _Settings, other: _Settings) -> tuple[str, ...]:
   texts = _flags(paper[0], other[0])
   for theirs, ours in zip(paper[1], other[1]):
     texts += _axis(theirs, ours)
-  return tuple(texts)
+  for their_flags, our_flags in zip(paper[2], other[2]):
+    texts += _flags(their_flags, our_flags)
+  return tuple(dict.fromkeys(texts))
 
 
-def _flags(paper: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+def _flags(paper: _Flags, other: _Flags) -> list[str]:
   names = [name for name in (*other, *paper) if name not in _UNIMPORTANT]
   return [
       _change(name, paper.get(name), other.get(name))

@@ -333,6 +333,39 @@ def test_best_of_some_tries(column, expected):
   assert list(numbers.ours) == list(numbers.paper) == [key]
 
 
+@pytest.mark.parametrize(
+    'column, winner', [('test_accuracy', 'b'), ('test_loss', 'a')]
+)
+def test_share_of_settings_in_which_a_point_is_the_best(column, winner):
+  show = paper_form.Show(
+      'bars', x=('method',), value=(column,), wins_over=('data',)
+  )
+
+  numbers = experiment_numbers.collect(
+      _measured(
+          column,
+          # The mean over the seeds decides.
+          a_iid=[0.9, 0.2],
+          b_iid=[0.6, 0.7],
+          a_skewed=[0.1, 0.1],
+          b_skewed=[0.3, 0.3],
+      ),
+      show,
+      _AXES,
+      (paper_form.PaperNumber({'method': 'a'}, column, 13.0, None),),
+  )
+
+  (shown,) = numbers.columns
+  assert numbers.ours == {
+      ((name,), shown): experiment_numbers.Number(100.0 * (name == winner))
+      for name in 'ab'
+  }
+  assert numbers.paper[('a',), shown].mean == 13
+  title = f'Share of settings with the best {column.replace("_", " ")}, %'
+  assert experiment_numbers.title(shown) == title
+  assert experiment_numbers.is_share(shown)
+
+
 def test_printed_numbers_without_runs_are_shown():
   shown = dataclasses.replace(_TABLE, printed={'method': ('cited',)})
   measured, paper = _measured(a_iid=[0.9]), _printed(cited_iid=[95.0])

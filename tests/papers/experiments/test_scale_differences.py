@@ -15,14 +15,14 @@ def test_flags():
   paper = dict(rounds='3000', model='cnn', augment='flip', evaluate_every='5')
   here = dict(rounds='80', model='cnn', batch_size='4', evaluate_every='1')
 
-  found = scale_differences.describe((paper, ()), (here, ()))
+  found = scale_differences.describe((paper, (), ()), (here, (), ()))
 
   assert found == ('rounds=80 instead of 3000', 'batch_size=4', 'no augment')
 
 
 def test_long_values_are_not_repeated():
   found = scale_differences.describe(
-      (dict(dataset=40 * 'x'), ()), (dict(dataset='digits'), ())
+      (dict(dataset=40 * 'x'), (), ()), (dict(dataset='digits'), (), ())
   )
 
   assert found == ("dataset=digits instead of the paper's",)
@@ -42,8 +42,15 @@ def test_axes():
       _axis('same', x={}),
   )
 
-  assert scale_differences.describe(({}, paper), ({}, here)) == (
+  assert scale_differences.describe(({}, paper, ()), ({}, here, ())) == (
       'gamma without b',
       'data: digits instead of cifar',
       'short: rounds=64 instead of 300',
   )
+
+
+def test_analyses():
+  paper = ({}, (), [dict(epochs='9'), dict(layers='a')])
+  here = ({}, (), [dict(epochs='2'), dict(layers='a')])
+
+  assert scale_differences.describe(paper, here) == ('epochs=2 instead of 9',)
