@@ -85,9 +85,9 @@ is unknown.
 _RESULTS = f"""
 ## Results at the digits scale
 
-*{agreement.CLAIM}* is what the text of the paper claims,
-*{agreement.DIFFERENCES}* the settings in which this scale differs, and
-*{agreement.FOUND}* what came out. The files of the results have the tables.
+*{agreement.CLAIM}* is what the text of the paper claims, and
+*{agreement.FOUND}* what came out. The files of the results have the tables, and
+say in which settings this scale differs from the paper.
 """
 
 
@@ -244,25 +244,24 @@ def _link(name: str) -> str:
 
 
 def _result(name: str) -> str:
-  """Returns what the paper claims, what is different here, and the result."""
+  """Returns what the paper claims, and the result."""
   text = result_path(name).read_text(encoding='utf-8')
   main_part = text.partition('\n## ')[0]
   sentences = [
       line.removeprefix('- ')
       for line in main_part.splitlines()
-      if line.startswith('- ')
+      if line.startswith('- ') and not line.endswith(agreement.ONLY_ORDER)
   ]
-  first = (
-      f'{agreement.CLAIM},',
-      f'{agreement.CLAIM}:',
-      f'{agreement.DIFFERENCES}:',
-      f'{agreement.FOUND}:',
-  )
-  shown = [s for s in sentences if s.startswith(first)]
-  others = [s for s in sentences if s not in shown]
-  has_result = any(s.startswith(first[-1]) for s in shown)
+  by_start: dict[str, list[str]] = {}
+  for sentence in sentences:
+    by_start.setdefault(agreement.start(sentence), []).append(sentence)
+  shown = by_start.pop(agreement.CLAIM, [])
+  by_start.pop(agreement.DIFFERENCES, None)
+  results = by_start.pop(agreement.FOUND, [])
+  others = [s for each in by_start.values() for s in each]
   # Orders of our own numbers are details of a result.
-  shown += [s for s in others if agreement.is_comparison(s) or not has_result]
+  shown += results
+  shown += [s for s in others if agreement.is_comparison(s) or not results]
   link = f'- [`{name}`]({_link(name)})'
   return '\n'.join([link, *(f'    - {sentence}' for sentence in shown)])
 

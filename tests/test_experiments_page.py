@@ -151,8 +151,8 @@ def test_domains_of_a_dataset_are_one(page):
     [
         (['iid: a 2 > b 1.', 'skewed: b 2 > a 1.'], [0, 1]),
         (
-            ['Here: x.', 'Result: a is best.', 'iid: a 2 > b 1.'],
-            [0, 1],
+            ['Here: x.', 'Result, as claimed: a.', 'iid: a 2 > b 1.'],
+            [1],
         ),
         (
             ['Result: a.', "iid: the paper's order.", 'skewed: a 2 > b 1.'],

@@ -16,6 +16,11 @@ _MAX_PAIRS = 5
 CLAIM = 'The paper'
 DIFFERENCES = 'Here'
 FOUND = 'Result'
+# At another scale than the paper's.
+ONLY_ORDER = (
+    "The paper's numbers are of other data and models, so only the order can be"
+    ' compared.'
+)
 # These depend on the model only, which may be the paper's at every scale.
 _TRAFFIC = ('exchanges', 'megabytes')
 
@@ -52,10 +57,7 @@ def sentences(
     if difference is not None:
       result.append(difference)
   elif any(column not in _TRAFFIC for _, column in numbers.paper):
-    result.append(
-        "The paper's numbers are of other data and models, so only the order"
-        ' can be compared.'
-    )
+    result.append(ONLY_ORDER)
   return result
 
 
@@ -75,8 +77,16 @@ def findings(experiment: experiment_files.Experiment) -> list[str]:
   if experiment.differences:
     result.append(f'{DIFFERENCES}: {"; ".join(experiment.differences)}.')
   if experiment.found is not None:
-    result.append(f'{FOUND}: {experiment.found}')
+    start = FOUND
+    if experiment.agrees is not None:
+      start += f', {experiment_files.AGREES[experiment.agrees]}'
+    result.append(f'{start}: {experiment.found}')
   return result
+
+
+def start(sentence: str) -> str:
+  """Returns with which word or words a sentence begins, such as `FOUND`."""
+  return sentence.partition(':')[0].partition(',')[0]
 
 
 def is_comparison(sentence: str) -> bool:

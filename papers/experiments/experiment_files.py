@@ -42,7 +42,22 @@ _TOP_KEYS = (
     'show',
     'analyses',
 )
-_DIGITS_KEYS = ('finding', 'flags', 'without', 'axes', 'show', 'analyses')
+# Whether a result agrees with the paper's claim, in a file and in words.
+AGREES = {
+    'yes': 'as claimed',
+    'within deviations': 'as claimed, but within the deviations',
+    'in part': 'in part as claimed',
+    'no': 'not as claimed',
+}
+_DIGITS_KEYS = (
+    'agrees',
+    'finding',
+    'flags',
+    'without',
+    'axes',
+    'show',
+    'analyses',
+)
 _SMOKE_KEYS = ('flags', 'without')
 _ANALYSIS_KEYS = ('name', 'runs', 'flags')
 
@@ -74,6 +89,8 @@ class Experiment:
     finding: What the paper concludes from it, or this package; None: the paper
       says nothing about it.
     found: What is found at this scale, if the file says it.
+    agrees: Whether that agrees with the paper, a key of `AGREES`; None: the
+      file does not say it.
     differences: In which settings this scale differs from the paper's.
     flags: The texts of the common flags of all runs, by name.
     axes: What the runs differ in.
@@ -88,6 +105,7 @@ class Experiment:
   place: Optional[str]
   finding: Optional[str]
   found: Optional[str]
+  agrees: Optional[str]
   flags: Mapping[str, str]
   axes: tuple[axes_lib.Axis, ...]
   shown: Optional[paper_form.Show]
@@ -229,6 +247,7 @@ def _experiment(name: str, file: toml_table.Table) -> Experiment:
       place=place,
       finding=finding,
       found=None,
+      agrees=None,
       flags=_flags(file.table('flags'), COMPARISON_FLAGS),
       axes=_axes(file.table('axes')),
       show=file.table('show') if 'show' in file.values else None,
@@ -259,6 +278,16 @@ def _at_digits_scale(
         'digits.show',
         {**file.values.get('show', {}), **digits.table('show').values},
     )
+  agrees = digits.text('agrees') if 'agrees' in digits.values else None
+  if agrees is not None:
+    if agrees not in AGREES:
+      raise digits.error(
+          'agrees', f'is {agrees!r}, but must be one of {", ".join(AGREES)}.'
+      )
+    if paper.finding is None or 'finding' not in digits.values:
+      raise digits.error(
+          'agrees', "needs the paper's finding and digits.finding."
+      )
   flags = without(
       paper.flags,
       digits.texts('without'),
@@ -271,6 +300,7 @@ def _at_digits_scale(
       place=paper.place,
       finding=paper.finding,
       found=digits.text('finding') if 'finding' in digits.values else None,
+      agrees=agrees,
       flags={**flags, **_flags(digits.table('flags'), COMPARISON_FLAGS)},
       axes=tuple(own_axes.get(axis.name, axis) for axis in paper.axes),
       show=show,

@@ -1,6 +1,7 @@
 """The pictures and the pixel values of domains (FedBN, appendix D.1)."""
 
 import dataclasses
+from typing import Any
 
 from matplotlib import figure
 import numpy as np
@@ -92,12 +93,9 @@ def _histograms(domains: list[_Domain], edges: np.ndarray) -> figure.Figure:
   axes = drawing.subplots()
   styles = line_styles.choose([domain.name for domain in domains])
   for domain in domains:
+    style: dict[str, Any] = styles[domain.name]
     axes.stairs(
-        100 * domain.shares,
-        edges,
-        label=domain.name,
-        baseline=None,
-        **styles[domain.name],
+        100 * domain.shares, edges, label=domain.name, baseline=None, **style
     )
   axes.set_xlabel('Pixel value')
   axes.set_ylabel('Share of the pixels, %')

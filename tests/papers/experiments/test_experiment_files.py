@@ -246,6 +246,16 @@ def test_a_missing_scale_is_an_error_that_says_which_there_are(write):
         ),
         ('place = "section 5"', '', 'place must be given: the place in'),
         (
+            'without = ["local_epochs"]',
+            'without = ["local_epochs"]\nagrees = "yess"',
+            "digits.agrees is 'yess', but must be one of yes, within",
+        ),
+        (
+            'finding = "Good is better than bad on digits, too."',
+            'agrees = "yes"',
+            "digits.agrees needs the paper's finding and digits.finding",
+        ),
+        (
             'columns = "data"',
             'columns = "data"\nprinted = { dat = ["x"] }',
             "printed names 'dat', which is no axis that it shows",

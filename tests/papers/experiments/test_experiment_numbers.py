@@ -56,6 +56,7 @@ def _experiment(paper=(), scale='paper', shown=_TABLE):
       'section 5',
       'A is best.',
       'A is best here.' if scale == 'digits' else None,
+      None,
       {},
       _AXES,
       shown,
@@ -439,6 +440,10 @@ def test_claim_settings_and_result_stand_apart():
       'Here: rounds=5 instead of 9; no pan.',
       'Result: A is best here.',
   ]
+  agrees = dataclasses.replace(experiment, agrees='in part')
+  assert agreement.findings(agrees)[-1] == (
+      'Result, in part as claimed: A is best here.'
+  )
   silent = dataclasses.replace(experiment, place=None, finding=None)
   assert agreement.findings(silent)[0] == (
       'The paper: it says nothing about this result.'
