@@ -3,7 +3,6 @@
 Accuracies and other shares are in %, as in the papers.
 """
 
-import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
 import itertools
@@ -225,18 +224,18 @@ def _wins(
     for setting, by_tried in by_hidden.items():
       (values,) = by_tried.values()
       by_setting.setdefault(setting, {})[key] = _mean(values).mean
-  winners = collections.Counter(
-      best(values, key=values.__getitem__) for values in by_setting.values()
-  )
+  wins: dict[Key, float] = dict.fromkeys(groups, 0.0)
+  for values in by_setting.values():
+    winners = [key for key in values if values[key] == best(values.values())]
+    for key in winners:  # A tie is divided.
+      wins[key] += 1 / len(winners)
   shown = column + _WINS
   return dataclasses.replace(
       numbers,
       columns=(shown,),
       ours={
-          (labels, shown): Number(
-              100 * winners[labels, column] / len(by_setting)
-          )
-          for labels, _ in groups
+          (labels, shown): Number(100 * number / len(by_setting))
+          for (labels, _), number in wins.items()
       },
       paper={
           numbers.key(number.labels, shown): Number(number.value)

@@ -362,6 +362,10 @@ def test_share_of_settings_in_which_a_point_is_the_best(column, winner):
       for name in 'ab'
   }
   assert numbers.paper[('a',), shown].mean == 13
+  tied = experiment_numbers.collect(
+      _measured(column, a_iid=[0.5], b_iid=[0.5]), show, _AXES, ()
+  )
+  assert [number.mean for number in tied.ours.values()] == [50, 50]
   title = f'Share of settings with the best {column.replace("_", " ")}, %'
   assert experiment_numbers.title(shown) == title
   assert experiment_numbers.is_share(shown)
