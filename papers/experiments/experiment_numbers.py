@@ -3,7 +3,7 @@
 Accuracies and other shares are in %, as in the papers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import itertools
 import math
@@ -196,7 +196,7 @@ def collect(
       worst, best = best, worst
     ours[key] = worst(
         (
-            best(map(_mean, by_tried.values()), key=_by_mean)
+            best(_finite(map(_mean, by_tried.values())), key=_by_mean)
             for by_tried in by_hidden.values()
         ),
         key=_by_mean,
@@ -223,10 +223,12 @@ def _wins(
   for key, by_hidden in groups.items():
     for setting, by_tried in by_hidden.items():
       (values,) = by_tried.values()
-      by_setting.setdefault(setting, {})[key] = _mean(values).mean
+      number = _mean(values)
+      if math.isfinite(number.mean):
+        by_setting.setdefault(setting, {})[key] = number.mean
   wins: dict[Key, float] = dict.fromkeys(groups, 0.0)
-  for values in by_setting.values():
-    winners = [key for key in values if values[key] == best(values.values())]
+  for means in by_setting.values():
+    winners = [key for key in means if means[key] == best(means.values())]
     for key in winners:  # A tie is divided.
       wins[key] += 1 / len(winners)
   shown = column + _WINS
@@ -234,8 +236,8 @@ def _wins(
       numbers,
       columns=(shown,),
       ours={
-          (labels, shown): Number(100 * number / len(by_setting))
-          for (labels, _), number in wins.items()
+          (labels, shown): Number(100 * won / max(1, len(by_setting)))
+          for (labels, _), won in wins.items()
       },
       paper={
           numbers.key(number.labels, shown): Number(number.value)
@@ -267,6 +269,12 @@ def _means_over(
       )
       for first, *more in groups.values()
   ]
+
+
+def _finite(tries: Iterable[Number]) -> list[Number]:
+  """Returns the tries that have a finite number, or all if none has one."""
+  tries = list(tries)
+  return [each for each in tries if math.isfinite(each.mean)] or tries
 
 
 def _by_mean(number: Number) -> float:

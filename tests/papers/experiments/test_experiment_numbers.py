@@ -318,11 +318,12 @@ def test_the_paper_compares_columns():
 )
 def test_best_of_some_tries(column, expected):
   shown = dataclasses.replace(_TABLE, value=(column,), best=('method',))
-  axes_ = (_axis('method', 'a: 1', 'a: 2', 'b'), _AXES[1])
+  axes_ = (_axis('method', 'a: 1', 'a: 2', 'a: 3', 'b'), _AXES[1])
+  tries = {'a: 1_iid': [0.1, 0.5], 'a: 2_iid': [0.6, 0.6]}
 
   numbers = experiment_numbers.collect(
       # The mean over the seeds comes first.
-      _measured(column, **{'a: 1_iid': [0.1, 0.5], 'a: 2_iid': [0.6, 0.6]}),
+      _measured(column, **{'a: 3_iid': [math.inf, 0.2]}, **tries),
       shown,
       axes_,
       _printed(column, a_iid=[70.0]),
