@@ -14,6 +14,7 @@ from tff_bn.papers.privacy import messages_analysis
 from tff_bn.papers.run_analyses import analysis_programs
 from tff_bn.papers.simulations import fedbn_toy_analysis
 from tff_bn.papers.simulations import normalization_error_analysis
+from tff_bn.papers.simulations import pixel_values_analysis
 from tff_bn.programs.cli import command_line
 
 NAME = 'tff-bn-analyze'
@@ -21,6 +22,7 @@ NAME = 'tff-bn-analyze'
 ANALYSES: dict[str, command_line.Program] = {
     normalization_error_analysis.NAME: normalization_error_analysis.PROGRAM,
     fedbn_toy_analysis.NAME: fedbn_toy_analysis.PROGRAM,
+    pixel_values_analysis.NAME: pixel_values_analysis.PROGRAM,
     messages_analysis.NAME: messages_analysis.PROGRAM,
     leakage_analysis.NAME: leakage_analysis.PROGRAM,
     **analysis_programs.PROGRAMS,

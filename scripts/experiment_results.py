@@ -3,8 +3,8 @@
   python scripts/experiment_results.py FOLDER [PAPER/NAME ...]
 
 trains in FOLDER, all experiments by default, and writes
-benchmarks/results/experiments/PAPER_NAME.md with its plots for
-docs/experiments.md, and benchmarks/results/digits.md. It goes on with what
+benchmarks/results/experiments/PAPER_NAME.md with its numbers (.csv) and plots
+for docs/experiments.md, and benchmarks/results/digits.md. It goes on with what
 FOLDER holds.
 """
 
@@ -26,7 +26,7 @@ _NUM_COLORS = 64
 
 
 def keep(name: str, output: pathlib.Path) -> None:
-  """Keeps the result of an experiment: its text and its plots.
+  """Keeps the result of an experiment: its text, its numbers and its plots.
 
   Args:
     name: PAPER/NAME.
@@ -42,8 +42,8 @@ def keep(name: str, output: pathlib.Path) -> None:
       reduced.save(temporary, format='png', optimize=True)
     return f'![{link["title"]}]({copied.name})'
 
-  if experiment_files.is_ours(name):
-    numbers = output / run_folder.EXPERIMENT_CSV
+  numbers = output / run_folder.EXPERIMENT_CSV
+  if numbers.exists():
     files.replace(path.with_suffix('.csv'), numbers.read_text(encoding='utf-8'))
   text = (output / run_folder.EXPERIMENT_MARKDOWN).read_text(encoding='utf-8')
   files.replace(

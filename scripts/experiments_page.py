@@ -10,6 +10,7 @@ import pathlib
 import re
 from typing import Optional
 
+from tff_bn.papers.experiments import agreement
 from tff_bn.papers.experiments import experiment_files
 from tff_bn.papers.experiments import experiment_plan
 from tff_bn.papers.experiments import experiment_smoke
@@ -46,8 +47,6 @@ _NUM_TRAIN = {
     'synth_digits': 391_162,
     'mnist_m': 60_000,
 }
-# What stands before a sentence on the whole result.
-_FOUND = 'At this scale: '
 _INTRODUCTION = f"""# The papers' experiments
 
 <!-- Written by scripts/experiments_page.py: change the files of the experiments
@@ -81,6 +80,14 @@ are extrapolated from the CPU time of training with one example on one core
 evaluations and exchanges. The page assumes that the GPU is {GPU_FACTOR} times
 as fast as this core; no GPU was measured. `–` means that the number of examples
 is unknown.
+"""
+
+_RESULTS = f"""
+## Results at the digits scale
+
+*{agreement.CLAIM}* is what the text of the paper claims, and
+*{agreement.FOUND}* what came out. The files of the results have the tables, and
+say in which settings this scale differs from the paper.
 """
 
 
@@ -133,8 +140,10 @@ def num_examples(settings: settings_lib.RunSettings) -> Optional[float]:
   num_clients = settings.num_clients or len(sources)
   clients = settings.clients_per_round or num_clients
   if settings.local_epochs is None:
-    steps = clients * settings.local_steps
-    return float(settings.rounds * steps * settings.batch_size)
+    batch_size = settings.centralized_batch_size
+    if batch_size is None:
+      batch_size = clients * settings.batch_size
+    return float(settings.rounds * settings.local_steps * batch_size)
   sizes = [
       settings.samples_per_domain or _NUM_TRAIN.get(_last_part(source))
       for source in sources
@@ -235,20 +244,26 @@ def _link(name: str) -> str:
 
 
 def _result(name: str) -> str:
-  """Returns what a result shows, in one line."""
+  """Returns what the paper claims, and the result."""
   text = result_path(name).read_text(encoding='utf-8')
   main_part = text.partition('\n## ')[0]
-  lines = main_part.splitlines()
-  found = [line.partition(_FOUND)[2] for line in lines if _FOUND in line]
-  # Without a sentence on all, those on each column of the table.
-  computed = [
+  sentences = [
       line.removeprefix('- ')
-      for line in lines
-      if line.startswith('- ') and not line.startswith("- The paper's")
+      for line in main_part.splitlines()
+      if line.startswith('- ') and not line.endswith(agreement.ONLY_ORDER)
   ]
-  sentences = ' '.join(found or computed)
+  by_start: dict[str, list[str]] = {}
+  for sentence in sentences:
+    by_start.setdefault(agreement.start(sentence), []).append(sentence)
+  shown = by_start.pop(agreement.CLAIM, [])
+  by_start.pop(agreement.DIFFERENCES, None)
+  results = by_start.pop(agreement.FOUND, [])
+  others = [s for each in by_start.values() for s in each]
+  # Orders of our own numbers are details of a result.
+  shown += results
+  shown += [s for s in others if agreement.is_comparison(s) or not results]
   link = f'- [`{name}`]({_link(name)})'
-  return f'{link}: {sentences}' if sentences else link
+  return '\n'.join([link, *(f'    - {sentence}' for sentence in shown)])
 
 
 def page() -> str:
@@ -280,7 +295,7 @@ def page() -> str:
       if result_path(name).exists() and not experiment_files.is_ours(name)
   ]
   if finished:
-    blocks.append('\n## Results at the digits scale\n')
+    blocks.append(_RESULTS)
     blocks += map(_result, finished)
   return '\n'.join(blocks).rstrip() + '\n'
 

@@ -16,6 +16,7 @@ def test_page_is_up_to_date():
 
 _TOML = """
 title = "FedTAN, table 1: accuracy"
+place = "section 5"
 finding = "Good."
 [flags]
 dataset = "digits"
@@ -97,6 +98,7 @@ def test_hours_of_epochs(page):
     'flags, expected',
     [
         (dict(local_steps=5, batch_size=16), 10 * 4 * 5 * 16),
+        (dict(local_steps=5, centralized_batch_size=100), 10 * 5 * 100),
         (dict(local_epochs=2), 10 * 2 * 60_000 * 4 / 8),
         (dict(local_epochs=1, samples_per_client=100), 10 * 8 * 100 * 4 / 8),
         (dict(local_epochs=1, train_share=0.1), 10 * 6000 * 4 / 8),
@@ -114,6 +116,7 @@ def test_number_of_examples(flags, expected):
     samples_per_client = None
     samples_per_domain = None
     train_share = None
+    centralized_batch_size = None
 
   for name, value in flags.items():
     setattr(Settings, name, value)
@@ -144,21 +147,32 @@ def test_domains_of_a_dataset_are_one(page):
 
 
 @pytest.mark.parametrize(
-    'line, expected',
+    'lines, expected',
     [
-        ('- iid: a > b.\n- skewed: b > a.', ': iid: a > b. skewed: b > a.'),
-        ('- iid: a > b.\n- At this scale: a is best.', ': a is best.'),
-        ('At this scale: a is best.', ': a is best.'),
-        ('', ''),
+        (['iid: a 2 > b 1.', 'skewed: b 2 > a 1.'], [0, 1]),
+        (
+            ['Here: x.', 'Result, as claimed: a.', 'iid: a 2 > b 1.'],
+            [1],
+        ),
+        (
+            ['Result: a.', "iid: the paper's order.", 'skewed: a 2 > b 1.'],
+            [0, 1],
+        ),
+        ([], []),
     ],
 )
-def test_result_of_the_digits_scale(page, line, expected):
+def test_result_of_the_digits_scale(page, lines, expected):
+  lines = ['The paper, section 5: a.', *lines]
   text = page(
-      result=f"# FedTAN, table 1\n\n| method |\n\n- The paper's finding: a.\n"
-      f'{line}\n\n## Analysis a\n\n- Not this.\n'
+      result='# FedTAN, table 1\n\n| method |\n\n'
+      + ''.join(f'- {line}\n' for line in lines)
+      + '\n## Analysis a\n\n- Not this.\n'
   )
 
   link = f'../{page.folder}/fedtan_table_1.md'
   assert _row(text)[5] == f'[result]({link})'
   end = text.partition('## Results at the digits scale\n')[2]
-  assert end == f'\n- [`fedtan/table_1`]({link}){expected}\n'
+  shown = [lines[0], *(lines[1 + number] for number in expected)]
+  assert end.partition('\n- ')[2] == f'[`fedtan/table_1`]({link})\n' + ''.join(
+      f'    - {line}\n' for line in shown
+  )

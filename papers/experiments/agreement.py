@@ -12,6 +12,15 @@ from tff_bn.papers.experiments.experiment_numbers import Number
 from tff_bn.papers.experiments.experiment_numbers import Numbers
 
 _MAX_PAIRS = 5
+# How the sentences begin.
+CLAIM = 'The paper'
+DIFFERENCES = 'Here'
+FOUND = 'Result'
+# At another scale than the paper's.
+ONLY_ORDER = (
+    "The paper's numbers are of other data and models, so only the order can be"
+    ' compared.'
+)
 # These depend on the model only, which may be the paper's at every scale.
 _TRAFFIC = ('exchanges', 'megabytes')
 
@@ -19,15 +28,15 @@ _TRAFFIC = ('exchanges', 'megabytes')
 def sentences(
     numbers: Numbers, experiment: experiment_files.Experiment
 ) -> list[str]:
-  """Returns what agrees with the paper and what does not.
+  """Returns what the paper says, what is different here, and what comes out.
 
   Args:
     numbers: The numbers.
     experiment: The experiment.
 
   Returns:
-    Sentences: the finding, the order of the rows in each column, and at the
-    paper's scale the largest difference.
+    Sentences: the paper's claim, the different settings, the result, the order
+    of what is compared, and at the paper's scale the largest difference.
   """
   result = findings(experiment)
   if experiment.scale == experiment_files.SMOKE:
@@ -48,42 +57,58 @@ def sentences(
     if difference is not None:
       result.append(difference)
   elif any(column not in _TRAFFIC for _, column in numbers.paper):
-    result.append(
-        "The paper's numbers are of other data and models, so only the order"
-        ' can be compared.'
-    )
+    result.append(ONLY_ORDER)
   return result
 
 
 def findings(experiment: experiment_files.Experiment) -> list[str]:
-  """Returns what the paper concludes, and what is found at another scale."""
+  """Returns the paper's claim, the different settings and what is found."""
   if experiment.scale == experiment_files.SMOKE:
     return [
         'These numbers mean nothing: the data is random, and each run has two'
         ' rounds.'
     ]
-  is_ours = experiment_files.is_ours(experiment.name)
-  source = 'What follows' if is_ours else "The paper's finding"
-  result = [f'{source}: {experiment.finding}']
+  if experiment_files.is_ours(experiment.name):
+    result = [f'What follows: {experiment.finding}']
+  elif experiment.finding is None:
+    result = [f'{CLAIM}: it says nothing about this result.']
+  else:
+    result = [f'{CLAIM}, {experiment.place}: {experiment.finding}']
+  if experiment.differences:
+    result.append(f'{DIFFERENCES}: {"; ".join(experiment.differences)}.')
   if experiment.found is not None:
-    result.append(f'At this scale: {experiment.found}')
+    start = FOUND
+    if experiment.agrees is not None:
+      start += f', {experiment_files.AGREES[experiment.agrees]}'
+    result.append(f'{start}: {experiment.found}')
   return result
+
+
+def start(sentence: str) -> str:
+  """Returns with which word or words a sentence begins, such as `FOUND`."""
+  return sentence.partition(':')[0].partition(',')[0]
+
+
+def is_comparison(sentence: str) -> bool:
+  """Whether a sentence compares our order with the order in the paper."""
+  return "the paper's" in sentence
 
 
 def columns(
     numbers: Numbers, show: paper_form.Show
 ) -> list[tuple[str, dict[str, Number], dict[str, Number]]]:
-  """Returns each column of the table with the numbers of its rows.
+  """Returns the numbers that are compared with each other.
 
   Args:
     numbers: The numbers.
     show: What is shown.
 
   Returns:
-    The column's name, our numbers, and the paper's, by the rows' names. Numbers
-    that are not finite, and columns without numbers, are left out.
+    What they have in common, our numbers, and the paper's, by the names of what
+    is compared. Numbers that are not finite, and groups without numbers, are
+    left out.
   """
-  row_axes, column_axes = experiment_numbers.rows_and_columns(show)
+  row_axes, column_axes = experiment_numbers.compared_and_others(show)
   result = []
   for labels in numbers.combinations(column_axes):
     for column in numbers.columns:
@@ -108,7 +133,7 @@ def columns(
 def _order(
     name: str, ours: Mapping[str, Number], paper: Mapping[str, Number]
 ) -> str:
-  """Describes the order of the rows of a column."""
+  """Compares the order of some numbers with the order in the paper."""
   common = [row for row in ours if row in paper]
   if len(common) < 2:
     ranked = sorted(ours, key=lambda row: -ours[row].mean)
@@ -116,33 +141,38 @@ def _order(
     return f'{name}: {values}.'
   swapped: list[str] = []
   close: list[str] = []
+  num_ordered = 0
   for first, second in itertools.combinations(common, 2):
     # In the paper, `higher` is not below `lower`.
     higher, lower = sorted(
         (first, second), key=lambda row: paper[row].mean, reverse=True
     )
     expected = paper[higher].mean - paper[lower].mean
+    if expected <= _spread(paper[higher], paper[lower]):
+      continue  # They are alike in the paper.
+    num_ordered += 1
     difference = ours[higher].mean - ours[lower].mean
-    if expected == 0 or difference >= 0:
+    if difference >= 0:
       continue
     pair = (
         f'{lower} is above {higher} by {-difference:.4g} (in the paper, below'
         f' it by {expected:.4g})'
     )
     is_clear = -difference > _spread(ours[higher], ours[lower])
-    is_clear &= expected > _spread(paper[higher], paper[lower])
     (swapped if is_clear else close).append(pair)
+  if not num_ordered:
+    return f"{name}: the paper's numbers are within its deviations."
   if swapped:
     more = len(swapped) - _MAX_PAIRS
     pairs = '; '.join(swapped[:_MAX_PAIRS])
     end = f'; and {more} more' if more > 0 else ''
-    return f"{name}: the order is not the paper's: {pairs}{end}."
+    return f"{name}: another order than the paper's: {pairs}{end}."
   if close:
     return (
-        f"{name}: the order is the paper's, up to differences within the"
-        f' deviations: {"; ".join(close[:_MAX_PAIRS])}.'
+        f"{name}: the paper's order, up to differences within our deviations:"
+        f' {"; ".join(close[:_MAX_PAIRS])}.'
     )
-  return f"{name}: the order is the paper's."
+  return f"{name}: the paper's order."
 
 
 def _spread(first: Number, second: Number) -> float:

@@ -54,12 +54,16 @@ def draw(
   if show.kind == 'table':
     rows, others = experiment_numbers.rows_and_columns(show)
     show = paper_form.Show(
-        'bars', x=others or rows, lines=rows if others else (), value=show.value
+        'bars',
+        x=others or rows,
+        lines=rows if others else (),
+        value=show.value,
+        best=show.best,
     )
   if show.kind == 'heat_map':
     return _heat_maps(numbers, show, title)
   panels = numbers.combinations(show.panels)
-  styles = _styles(numbers.combinations(show.lines), show.lines, varied)
+  styles = _styles(numbers.combinations(show.lines), show, varied)
   drawing, grid = _grid(len(panels), len(numbers.columns))
   for labels, column_of_axes in zip(panels, grid.T):
     for column, axes in zip(numbers.columns, column_of_axes):
@@ -78,12 +82,14 @@ def draw(
 
 def _styles(
     lines: Sequence[tuple[str, ...]],
-    names: Sequence[str],
+    show: paper_form.Show,
     varied: Sequence[axes_lib.Axis],
 ) -> _Styles:
   """Returns the colors and dashes of lines by their labels on the axes."""
   algorithms = {
-      (axis.name, point.label): point.flags[report.ALGORITHM]
+      (axis.name, show.shown_label(axis.name, point.label)): point.flags[
+          report.ALGORITHM
+      ]
       for axis in varied
       for point in axis.points
       if report.ALGORITHM in point.flags
@@ -93,7 +99,7 @@ def _styles(
       {
           str(line): algorithms[pair]
           for line in lines
-          for pair in zip(names, line)
+          for pair in zip(show.lines, line)
           if pair in algorithms
       },
   )

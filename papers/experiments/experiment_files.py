@@ -13,6 +13,7 @@ from typing import Any, Optional
 
 from tff_bn.common import spelling
 from tff_bn.papers.experiments import paper_form
+from tff_bn.papers.experiments import scale_differences
 from tff_bn.papers.experiments import toml_table
 from tff_bn.programs.cli import flag_names
 from tff_bn.programs.cli import parsers
@@ -32,8 +33,31 @@ SCALES = {
 _OURS = 'tff_bn'
 # Flags of a comparison that are not flags of one run.
 COMPARISON_FLAGS = ('seeds', 'average_last')
-_TOP_KEYS = ('title', 'finding', 'flags', 'axes', 'show', 'analyses')
-_DIGITS_KEYS = ('finding', 'flags', 'without', 'axes', 'show', 'analyses')
+_TOP_KEYS = (
+    'title',
+    'place',
+    'finding',
+    'flags',
+    'axes',
+    'show',
+    'analyses',
+)
+# Whether a result agrees with the paper's claim, in a file and in words.
+AGREES = {
+    'yes': 'as claimed',
+    'within deviations': 'as claimed, but within the deviations',
+    'in part': 'in part as claimed',
+    'no': 'not as claimed',
+}
+_DIGITS_KEYS = (
+    'agrees',
+    'finding',
+    'flags',
+    'without',
+    'axes',
+    'show',
+    'analyses',
+)
 _SMOKE_KEYS = ('flags', 'without')
 _ANALYSIS_KEYS = ('name', 'runs', 'flags')
 
@@ -61,8 +85,13 @@ class Experiment:
     name: PAPER/NAME.
     scale: One of `SCALES`.
     title: The paper, its table or figure, and what that shows.
-    finding: What the paper concludes from it, or this package.
+    place: The section of the paper that concludes it.
+    finding: What the paper concludes from it, or this package; None: the paper
+      says nothing about it.
     found: What is found at this scale, if the file says it.
+    agrees: Whether that agrees with the paper, a key of `AGREES`; None: the
+      file does not say it.
+    differences: In which settings this scale differs from the paper's.
     flags: The texts of the common flags of all runs, by name.
     axes: What the runs differ in.
     shown: The paper's table or figure; None: the analyses show the result.
@@ -73,13 +102,16 @@ class Experiment:
   name: str
   scale: str
   title: str
-  finding: str
+  place: Optional[str]
+  finding: Optional[str]
   found: Optional[str]
+  agrees: Optional[str]
   flags: Mapping[str, str]
   axes: tuple[axes_lib.Axis, ...]
   shown: Optional[paper_form.Show]
   analyses: tuple[Analysis, ...]
   paper: tuple[paper_form.PaperNumber, ...]
+  differences: tuple[str, ...] = ()
 
   @property
   def trains(self) -> bool:
@@ -193,12 +225,29 @@ def smoke_overrides(name: str) -> tuple[dict[str, str], tuple[str, ...]]:
 def _experiment(name: str, file: toml_table.Table) -> Experiment:
   """Reads the scale of the paper, without the paper's numbers."""
   file.check_keys((*_TOP_KEYS, DIGITS, SMOKE))
+  place, finding = (
+      file.text(key) if key in file.values else None
+      for key in ('place', 'finding')
+  )
+  if is_ours(name):
+    if finding is None:
+      raise file.error('finding', 'must be given, as a text.')
+    if place is not None:
+      raise file.error('place', 'is the place in a paper, but this is our own.')
+  elif (place is None) != (finding is None):
+    raise file.error(
+        'place' if place is None else 'finding',
+        'must be given: the place in the paper and its finding belong'
+        ' together.',
+    )
   return _assemble(
       name=name,
       scale=PAPER,
       title=file.text('title'),
-      finding=file.text('finding'),
+      place=place,
+      finding=finding,
       found=None,
+      agrees=None,
       flags=_flags(file.table('flags'), COMPARISON_FLAGS),
       axes=_axes(file.table('axes')),
       show=file.table('show') if 'show' in file.values else None,
@@ -229,17 +278,29 @@ def _at_digits_scale(
         'digits.show',
         {**file.values.get('show', {}), **digits.table('show').values},
     )
+  agrees = digits.text('agrees') if 'agrees' in digits.values else None
+  if agrees is not None:
+    if agrees not in AGREES:
+      raise digits.error(
+          'agrees', f'is {agrees!r}, but must be one of {", ".join(AGREES)}.'
+      )
+    if paper.finding is None or 'finding' not in digits.values:
+      raise digits.error(
+          'agrees', "needs the paper's finding and digits.finding."
+      )
   flags = without(
       paper.flags,
       digits.texts('without'),
       lambda name: digits.error('without', f'names {name!r}, not in [flags].'),
   )
-  return _assemble(
+  experiment = _assemble(
       name=paper.name,
       scale=DIGITS,
       title=paper.title,
+      place=paper.place,
       finding=paper.finding,
       found=digits.text('finding') if 'finding' in digits.values else None,
+      agrees=agrees,
       flags={**flags, **_flags(digits.table('flags'), COMPARISON_FLAGS)},
       axes=tuple(own_axes.get(axis.name, axis) for axis in paper.axes),
       show=show,
@@ -248,6 +309,15 @@ def _at_digits_scale(
       ),
       file=file,
       paper=paper.paper,
+  )
+  return dataclasses.replace(
+      experiment,
+      differences=scale_differences.describe(
+          *(
+              (each.flags, each.axes, [x.flags for x in each.analyses])
+              for each in (paper, experiment)
+          )
+      ),
   )
 
 
@@ -359,12 +429,21 @@ def _show(
   for name in form.required:
     if name not in table.values:
       raise table.error(name, f'must be given for kind = {kind!r}.')
-  fields = {name: table.texts(name) for name in table.values if name != 'kind'}
+  fields = {
+      name: table.texts(name)
+      for name in table.values
+      if name not in ('kind', paper_form.PRINTED)
+  }
   if kind == 'curves' and (
       len(fields['x']) != 1 or fields['x'][0] not in paper_form.CURVE_X
   ):
     raise table.error('x', f'must be {", ".join(paper_form.CURVE_X)}.')
-  show = paper_form.Show(kind, **fields)
+  printed = table.table(paper_form.PRINTED)
+  show = paper_form.Show(
+      kind,
+      printed={axis: printed.texts(axis) for axis in printed.values},
+      **fields,
+  )
   names_of_axes = [axis.name for axis in axes]
   for name in show.dimensions:
     if name not in (*names_of_axes, paper_form.CLIENT):
@@ -375,11 +454,31 @@ def _show(
       )
     if show.dimensions.count(name) > 1:
       raise ValueError(f'{table.path}: {table.key} names {name!r} twice.')
-  for name in show.with_mean:
-    if name not in show.shown_dimensions:
-      raise table.error(
-          'with_mean', f'names {name!r}, which is no axis that it shows.'
-      )
+  for key, named in (
+      ('with_mean', show.with_mean),
+      ('best', show.best),
+      ('compared', show.compared),
+      (paper_form.PRINTED, show.printed),
+  ):
+    for name in named:
+      if name not in show.shown_dimensions:
+        raise table.error(
+            key, f'names {name!r}, which is no axis that it shows.'
+        )
+  if show.wins_over:
+    for key in ('worst_over', 'lines', 'panels', 'best'):
+      if getattr(show, key):
+        raise table.error('wins_over', f'and {key} exclude each other.')
+    if len(show.value) > 1:
+      raise table.error('wins_over', 'needs a single value.')
+  for axis in axes:
+    known = {point.label for point in axis.points}
+    for label in show.printed.get(axis.name, ()):
+      if label in known:
+        raise table.error(
+            f'{paper_form.PRINTED}.{axis.name}',
+            f'names {label!r}, which has runs.',
+        )
   for axis in axes:
     if axis.name not in show.dimensions and len(axis.points) > 1:
       raise ValueError(

@@ -3,7 +3,7 @@
 Accuracies and other shares are in %, as in the papers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import itertools
 import math
@@ -18,8 +18,11 @@ from tff_bn.programs.results import tables
 
 # The label of the mean over an axis.
 _MEAN = 'mean'
+# Ends the name of a column whose values became shares of settings.
+_WINS = '_wins'
 # The labels of a cell in the order of `Show.shown_dimensions`, and the column.
-Key = tuple[tuple[str, ...], str]
+_Labels = tuple[str, ...]
+Key = tuple[_Labels, str]
 
 
 class Measurement(NamedTuple):
@@ -118,6 +121,8 @@ def _kind(column: str) -> Optional[columns_lib.Kind]:
 
 def is_share(column: str) -> bool:
   """Whether a column is shown in %."""
+  if column.endswith(_WINS):
+    return True
   kind = _kind(column)
   return kind is not None and kind.is_share
 
@@ -128,6 +133,9 @@ def _digits(column: str) -> int:
 
 def title(column: str) -> str:
   """Returns a column's name for axes and titles."""
+  if column.endswith(_WINS):
+    measured = column.removesuffix(_WINS).replace('_', ' ')
+    return f'Share of settings with the best {measured}, %'
   kind = _kind(column)
   if kind is None:
     return column.replace('_', ' ').capitalize()
@@ -141,7 +149,7 @@ def collect(
     axes: Sequence[axes_lib.Axis],
     paper: Sequence[paper_form.PaperNumber],
 ) -> Numbers:
-  """Averages over seeds, and takes the worst over the axes that say so.
+  """Averages over seeds, and takes the best or worst where `show` says so.
 
   Args:
     measurements: The measured numbers.
@@ -154,7 +162,7 @@ def collect(
     axes' are left out.
   """
   columns = show.value or show.y
-  known = {axis.name: tuple(p.label for p in axis.points) for axis in axes}
+  known = {axis.name: show.labels(axis) for axis in axes}
   known[paper_form.CLIENT] = _clients(measurements or paper)
   for name in show.with_mean:
     measurements = [*measurements, *_means_over(name, measurements)]
@@ -163,18 +171,36 @@ def collect(
   numbers = Numbers(
       dimensions, {name: known[name] for name in dimensions}, columns, {}, {}
   )
-  groups: dict[Key, dict[tuple[str, ...], list[float]]] = {}
+  # By what the worst is taken over, and what is tried: these stay apart until
+  # the seeds are averaged.
+  groups: dict[Key, dict[_Labels, dict[_Labels, list[float]]]] = {}
   for row in measurements:
     if row.column in columns:
-      # What the worst is taken over stays apart until the seeds are averaged.
-      hidden = tuple(row.labels[name] for name in show.worst_over)
-      by_hidden = groups.setdefault(numbers.key(row.labels, row.column), {})
-      factor = 100 if is_share(row.column) else 1
-      by_hidden.setdefault(hidden, []).append(factor * row.value)
+      shown = {
+          name: show.shown_label(name, label)
+          for name, label in row.labels.items()
+      }
+      hidden = tuple(
+          row.labels[name] for name in (*show.worst_over, *show.wins_over)
+      )
+      tried = tuple(row.labels[name] for name in show.best)
+      by_hidden = groups.setdefault(numbers.key(shown, row.column), {})
+      values = by_hidden.setdefault(hidden, {}).setdefault(tried, [])
+      values.append((100 if is_share(row.column) else 1) * row.value)
+  if show.wins_over:
+    return _wins(numbers, groups, paper)
   ours = {}
   for key, by_hidden in groups.items():
-    worst = max if key[1].endswith('loss') else min
-    ours[key] = worst(map(_mean, by_hidden.values()), key=lambda n: n.mean)
+    worst, best = min, max
+    if key[1].endswith('loss'):
+      worst, best = best, worst
+    ours[key] = worst(
+        (
+            best(_finite(map(_mean, by_tried.values())), key=_by_mean)
+            for by_tried in by_hidden.values()
+        ),
+        key=_by_mean,
+    )
   printed = {
       numbers.key(number.labels, number.column): Number(
           number.value, number.deviation
@@ -183,6 +209,41 @@ def collect(
       if all(number.labels[name] in known[name] for name in dimensions)
   }
   return dataclasses.replace(numbers, ours=ours, paper=printed)
+
+
+def _wins(
+    numbers: Numbers,
+    groups: Mapping[Key, Mapping[_Labels, Mapping[_Labels, Sequence[float]]]],
+    paper: Sequence[paper_form.PaperNumber],
+) -> Numbers:
+  """Returns in which share of the settings each point is the best."""
+  (column,) = numbers.columns
+  best = min if column.endswith('loss') else max
+  by_setting: dict[_Labels, dict[Key, float]] = {}
+  for key, by_hidden in groups.items():
+    for setting, by_tried in by_hidden.items():
+      (values,) = by_tried.values()
+      number = _mean(values)
+      if math.isfinite(number.mean):
+        by_setting.setdefault(setting, {})[key] = number.mean
+  wins: dict[Key, float] = dict.fromkeys(groups, 0.0)
+  for means in by_setting.values():
+    winners = [key for key in means if means[key] == best(means.values())]
+    for key in winners:  # A tie is divided.
+      wins[key] += 1 / len(winners)
+  shown = column + _WINS
+  return dataclasses.replace(
+      numbers,
+      columns=(shown,),
+      ours={
+          (labels, shown): Number(100 * won / max(1, len(by_setting)))
+          for (labels, _), won in wins.items()
+      },
+      paper={
+          numbers.key(number.labels, shown): Number(number.value)
+          for number in paper
+      },
+  )
 
 
 def _clients(
@@ -208,6 +269,16 @@ def _means_over(
       )
       for first, *more in groups.values()
   ]
+
+
+def _finite(tries: Iterable[Number]) -> list[Number]:
+  """Returns the tries that have a finite number, or all if none has one."""
+  tries = list(tries)
+  return [each for each in tries if math.isfinite(each.mean)] or tries
+
+
+def _by_mean(number: Number) -> float:
+  return number.mean
 
 
 def _mean(values: Sequence[float]) -> Number:
@@ -327,10 +398,18 @@ def rows_and_columns(
     show: What is shown.
 
   Returns:
-    The axes whose points are compared, and the other ones.
+    The axes of the rows, and the other ones.
   """
   rows = show.rows or show.lines or show.x
   return rows, tuple(n for n in show.shown_dimensions if n not in rows)
+
+
+def compared_and_others(
+    show: paper_form.Show,
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+  """Returns the axes whose points the paper compares, and the other ones."""
+  compared = show.compared or rows_and_columns(show)[0]
+  return compared, tuple(n for n in show.shown_dimensions if n not in compared)
 
 
 def _title(labels: str, column: str, num_columns: int) -> str:

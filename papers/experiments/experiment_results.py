@@ -1,5 +1,6 @@
 """Shows the finished runs of an experiment in the paper's form."""
 
+import collections
 from collections.abc import Mapping, Sequence
 import contextlib
 import csv
@@ -57,7 +58,7 @@ def write(plan: experiment_plan.Plan, folder: pathlib.Path) -> None:
   if experiment.shown is not None:
     lines += _show(experiment, finished, plan.flags.average_last, folder)
   else:
-    lines += ['', *agreement.findings(experiment)]
+    lines += ['', *(f'- {text}' for text in agreement.findings(experiment))]
   for number, analysis in enumerate(experiment.analyses):
     if analysis.runs is not None and not finished:
       lines += ['', f'Analysis {analysis.name}: no run is finished.']
@@ -162,7 +163,7 @@ def _show(
       '',
       experiment_numbers.to_markdown(numbers, show),
       '',
-      _explain(numbers, show, runs, average_last),
+      _explain(numbers, experiment, runs, average_last),
       '',
       *(
           f'- {sentence}'
@@ -183,11 +184,13 @@ def _title(experiment: experiment_files.Experiment) -> str:
 
 def _explain(
     numbers: experiment_numbers.Numbers,
-    show: paper_form.Show,
+    experiment: experiment_files.Experiment,
     runs: Sequence[report.Run],
     average_last: int,
 ) -> str:
   """Explains the numbers of the table."""
+  assert experiment.shown is not None
+  show = experiment.shown
   has_client_models = report.have_client_models(runs)
   columns = []
   for column in numbers.columns:
@@ -207,6 +210,17 @@ def _explain(
   counts = {number.count for number in numbers.ours.values()}
   if max(counts, default=1) > 1:
     text += f' Mean ± sample standard deviation over {max(counts)} seeds.'
+  tried = [
+      label
+      for name in show.best
+      for label, num_tries in collections.Counter(
+          show.shown_label(name, point.label)
+          for point in experiment.axis(name).points
+      ).items()
+      if num_tries > 1
+  ]
+  if tried:
+    text += f' The best of the tried settings of {", ".join(tried)}.'
   if numbers.paper:
     text += " In parentheses: the paper's number."
   return text

@@ -117,8 +117,9 @@ _AT_MOST = {
     'local_steps': 1,
     'local_epochs': 1,
 }
-# The small models have no layers of these names.
-_ANALYSIS_DROPPED = ('layers',)
+# The small models have no layers of these names, and an analysis of a dataset
+# has a default that needs no download.
+_ANALYSIS_DROPPED = ('layers', 'dataset', 'image_size')
 # Flags of analyses that decide how long they take.
 _ANALYSIS_AT_MOST = {
     'num_examples': 4,

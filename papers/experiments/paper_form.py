@@ -6,12 +6,15 @@ import dataclasses
 import io
 import math
 import pathlib
+import types
 from typing import NamedTuple, Optional
 
 from tff_bn.programs.plan import axes as axes_lib
 
 # Stands for an axis: the clients of a run, each with its own test data.
 CLIENT = 'client'
+# Stands between the label of a point and what is tried.
+_TRY = ': '
 CURVE_X = ('round', 'exchanges', 'megabytes')
 
 
@@ -27,12 +30,25 @@ class Form(NamedTuple):
   optional: tuple[str, ...]
 
 
+_COMPARED = 'compared'
+_BEST = 'best'
+PRINTED = 'printed'
 KINDS = {
-    'table': Form(('rows', 'value'), ('columns', 'worst_over', 'with_mean')),
-    'curves': Form(('x', 'y', 'lines'), ('panels',)),
-    'lines': Form(('x', 'value'), ('lines', 'panels', 'worst_over')),
-    'bars': Form(('x', 'value'), ('lines', 'panels', 'worst_over')),
-    'heat_map': Form(('rows', 'columns', 'value'), ('panels', 'worst_over')),
+    'table': Form(
+        ('rows', 'value'),
+        ('columns', 'worst_over', 'with_mean', _BEST, _COMPARED, PRINTED),
+    ),
+    'curves': Form(('x', 'y', 'lines'), ('panels', _COMPARED)),
+    'lines': Form(
+        ('x', 'value'), ('lines', 'panels', 'worst_over', _BEST, _COMPARED)
+    ),
+    'bars': Form(
+        ('x', 'value'),
+        ('lines', 'panels', 'worst_over', 'wins_over', _BEST, _COMPARED),
+    ),
+    'heat_map': Form(
+        ('rows', 'columns', 'value'), ('panels', 'worst_over', _BEST, _COMPARED)
+    ),
 }
 
 
@@ -50,7 +66,15 @@ class Show:
     panels: The axes whose points are panels.
     value: The columns of results.csv that are shown.
     worst_over: The axes over whose points the worst value is shown.
+    wins_over: The axes whose combinations of points are settings. The share of
+      the settings in which a point of `x` has the best value is shown.
     with_mean: The axes with one more point, the mean over the others.
+    best: The axes whose points can have several tries, such as `A: 0.1` and `A:
+      0.2`. The best of them is shown as `A`.
+    compared: The axes whose points the paper compares, if they are not the rows
+      of the table.
+    printed: Labels by axis for which the paper prints numbers, and the
+      experiment has no runs, such as methods that the paper cites.
   """
 
   kind: str
@@ -62,7 +86,22 @@ class Show:
   panels: tuple[str, ...] = ()
   value: tuple[str, ...] = ()
   worst_over: tuple[str, ...] = ()
+  wins_over: tuple[str, ...] = ()
   with_mean: tuple[str, ...] = ()
+  best: tuple[str, ...] = ()
+  compared: tuple[str, ...] = ()
+  printed: Mapping[str, tuple[str, ...]] = dataclasses.field(
+      default_factory=lambda: types.MappingProxyType({})
+  )
+
+  def shown_label(self, axis: str, label: str) -> str:
+    """Returns under which label a point of an axis is shown."""
+    return label.partition(_TRY)[0] if axis in self.best else label
+
+  def labels(self, axis: axes_lib.Axis) -> tuple[str, ...]:
+    """Returns the labels of an axis that are shown."""
+    shown = [self.shown_label(axis.name, point.label) for point in axis.points]
+    return (*dict.fromkeys(shown), *self.printed.get(axis.name, ()))
 
   @property
   def shown_dimensions(self) -> tuple[str, ...]:
@@ -72,8 +111,8 @@ class Show:
 
   @property
   def dimensions(self) -> tuple[str, ...]:
-    """The axes that the form shows, and those whose worst value it shows."""
-    return (*self.shown_dimensions, *self.worst_over)
+    """The axes that the form shows, and those over which it takes values."""
+    return (*self.shown_dimensions, *self.worst_over, *self.wins_over)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,11 +155,11 @@ def read_numbers(
   if show is None:
     raise ValueError(f'{path}: has no effect, the experiment has no [show].')
   values = show.value or show.y
-  allowed = {axis.name: [p.label for p in axis.points] for axis in axes}
+  allowed = {axis.name: show.labels(axis) for axis in axes}
   dimensions = list(show.shown_dimensions)
   if len(values) > 1:
     dimensions.append('column')
-    allowed['column'] = list(values)
+    allowed['column'] = values
   numbers: dict[tuple[str, ...], PaperNumber] = {}
   rows = csv.DictReader(io.StringIO(path.read_text(encoding='utf-8')))
   for line, row in enumerate(rows, start=2):

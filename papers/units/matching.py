@@ -142,7 +142,9 @@ def match_layers(
     model_a: A model, such as the server's.
     model_b: A model of the same architecture, such as a client's.
     layer_name: The name of the layer in both models; see `layer_activations`.
-    x: Examples for both models, `[examples, ...]`; 500 in the paper.
+    x: Examples for both models, `[examples, ...]`; 500 in the paper. A channel
+      is represented by its activations at all positions of all examples; the
+      paper has one value for each example.
     axis: The axis of the layer's units or channels.
 
   Returns:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 import dataclasses
 from typing import TYPE_CHECKING, Any, Optional
 
+from tff_bn.catalog import algorithms
 from tff_bn.catalog import local_training
 from tff_bn.catalog import server
 from tff_bn.programs.cli import flag_groups
@@ -33,12 +34,20 @@ class TrainingFlags(flag_groups.base_class(*local_training.OPTIONS)):  # type: i
     super().check(flags)
     num_steps = flag_groups.value(local_training.LOCAL_STEPS, flags, ())
     local_training.check_shuffles(num_steps, flags.shuffle_times)
-    if num_steps is not None and num_steps * flags.batch_size > _MAX_SAMPLES:
-      raise ValueError(
-          f'--local_steps={num_steps} with --batch_size={flags.batch_size}'
-          f' makes {num_steps * flags.batch_size} examples of a client in a'
-          f' round; at most {_MAX_SAMPLES} are possible.'
-      )
+    sizes = {
+        option.name: getattr(flags, option.name)
+        for option in (
+            local_training.BATCH_SIZE,
+            algorithms.CENTRALIZED_BATCH_SIZE,
+        )
+    }
+    for name, size in sizes.items():
+      if None not in (num_steps, size) and num_steps * size > _MAX_SAMPLES:
+        raise ValueError(
+            f'--local_steps={num_steps} with --{name}={size} makes'
+            f' {num_steps * size} examples of a client in a round; at most'
+            f' {_MAX_SAMPLES} are possible.'
+        )
 
   def build_client_optimizer(self) -> 'tff.learning.optimizers.Optimizer':
     """Builds the optimizer of the clients' training."""

@@ -20,6 +20,7 @@ from tff_bn import data as tff_bn_data
 from tff_bn import training
 from tff_bn.catalog import algorithms
 from tff_bn.catalog import datasets
+from tff_bn.catalog import local_training
 from tff_bn.catalog import table_options
 from tff_bn.common import progress
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -376,20 +377,26 @@ def warn_of_small_clients(job: Job) -> None:
   """Warns if batches are larger than the training data of clients."""
   settings = job.settings
   sizes = sorted(map(len, job.data.train_indices.values()))
+  option = local_training.BATCH_SIZE
   if algorithms.find(settings.algorithm).trains_on_union:
     # The smallest union of the clients of a round.
     sizes = [sum(sizes[: settings.clients_per_round])]
-  small = [size for size in sizes if size < settings.batch_size]
+    if settings.centralized_batch_size is not None:
+      option = algorithms.CENTRALIZED_BATCH_SIZE
+  batch_size = getattr(settings, option.name)
+  small = [size for size in sizes if size < batch_size]
   if settings.local_steps is not None and small:
     logging.warning(
-        '--batch_size=%d is larger than the training data of %d of %d clients'
+        '--%s=%d is larger than the training data of %d of %d clients'
         ' (%d to %d examples). With --local_steps, their batches repeat'
-        ' examples; use a smaller --batch_size, or --local_epochs.',
-        settings.batch_size,
+        ' examples; use a smaller --%s, or --local_epochs.',
+        option.name,
+        batch_size,
         len(small),
         len(sizes),
         small[0],
         small[-1],
+        option.name,
     )
 
 

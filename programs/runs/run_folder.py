@@ -107,6 +107,7 @@ _FILES = (
     *(NORMALIZATION_ERROR_CSV, NORMALIZATION_ERROR_BY_ROUND_CSV),
     *(NORMALIZATION_ERROR_MARKDOWN, 'fedbn_toy.csv', 'fedbn_toy.md'),
     *('messages.csv', 'messages.md', 'leakage.csv', 'leakage.md'),
+    *('pixel_values.csv', 'pixel_values.md'),
     *(f'{name}.{ending}' for name in RUN_ANALYSES for ending in ('csv', 'md')),
 )
 _FOLDERS = (*run_entries.FOLDERS, PLOTS, ANALYSES, EXPORTED, ADAPTED)

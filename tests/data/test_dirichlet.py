@@ -48,8 +48,8 @@ class TestDirichlet:
       # Each class goes to the next client that still lacks samples.
       owners = iter(np.repeat(np.arange(len(sizes)), sizes))
 
-      def draw(alpha, size, rng):
-        del alpha, size, rng
+      def draw(alphas, rng):
+        del alphas, rng
         share = shares.copy()
         share[next(owners)] = 1
         return share
@@ -96,6 +96,30 @@ class TestClientDirichlet:
       (client,) = np.flatnonzero((abs(counts - 100 * shares) < 1).all(axis=1))
       order.append(client)
     assert order != sorted(order)
+
+  @pytest.mark.parametrize('proportional', [False, True])
+  def test_moments_of_the_draws(self, monkeypatch, proportional):
+    """The mean of Dir(a) is a / |a|, the variance mean (1-mean) / (|a| + 1)."""
+    draws = []
+    draw = dirichlet._dirichlet
+
+    def record(*arguments):
+      draws.append(draw(*arguments))
+      return draws[-1]
+
+    monkeypatch.setattr(dirichlet, '_dirichlet', record)
+    labels = np.repeat(np.arange(3), [100, 300, 400])
+    for seed in range(500):
+      dirichlet.split_by_client_dirichlet(
+          labels, 4, 8, 0.8, seed, proportional=proportional
+      )
+    alphas = np.array([0.1, 0.3, 0.4, 0] if proportional else [0.8] * 4)
+    mean = alphas / alphas.sum()
+    variance = mean * (1 - mean) / (alphas.sum() + 1)
+    assert len(draws) == 4000
+    # The deviation of the mean of 4000 is at most 0.006.
+    np.testing.assert_allclose(np.mean(draws, axis=0), mean, atol=0.025)
+    np.testing.assert_allclose(np.var(draws, axis=0), variance, atol=0.015)
 
   def test_a_class_that_runs_out_is_replaced_in_proportion(self, monkeypatch):
     # Each client wants half of class 0, and three times as much of 1 as of 2.
@@ -145,7 +169,7 @@ class TestClientDirichlet:
 
   def test_by_name(self):
     dataset = tff_bn_data.load_dataset('generated:3:5:100')
-    by_client, by_class, default = (
+    by_client, by_class, default, uniform, proportional = (
         tff_bn_data.split_dataset(
             dataset, 'dirichlet', 4, 3, dirichlet_alpha=0.5, **variant
         ).label_distribution()
@@ -153,10 +177,14 @@ class TestClientDirichlet:
             dict(dirichlet_by='client'),
             dict(dirichlet_by='class'),
             {},
+            dict(dirichlet_by='client', dirichlet_prior='uniform'),
+            dict(dirichlet_by='client', dirichlet_prior='proportional'),
         )
     )
     np.testing.assert_array_equal(by_client.sum(axis=1), 25)
     np.testing.assert_array_equal(by_class, default)
+    np.testing.assert_array_equal(by_client, uniform)
+    assert (by_client != proportional).any()
     assert len(set(by_class.sum(axis=1))) > 1
     with pytest.raises(
         ValueError, match="dirichlet_by='x' must be one of class, client"

@@ -569,9 +569,25 @@ class TestNatural:
       np.testing.assert_array_equal(
           data.train_indices[client], [number, number + 40]
       )
+      # The values are the positions in the whole dataset.
       np.testing.assert_array_equal(
-          data.test_indices[client], [number, number + 40, number + 80]
+          data.dataset.x_test[data.test_indices[client]].ravel(),
+          dataset.x_test[[number, number + 40, number + 80]].ravel(),
       )
+
+  def test_only_chosen_clients_test(self, dataset):
+    data = split(dataset, 'natural', 10)
+    chosen = [int(client[1:]) for client in data.client_ids]
+    is_chosen = np.isin(dataset.client_test, chosen)
+    np.testing.assert_array_equal(
+        data.dataset.x_test, dataset.x_test[is_chosen]
+    )
+    np.testing.assert_array_equal(
+        data.dataset.y_test, dataset.y_test[is_chosen]
+    )
+    assert sorted(np.concatenate(list(data.test_indices.values()))) == list(
+        range(30)
+    )
 
   def test_dataset_without_clients(self):
     with pytest.raises(

@@ -168,6 +168,17 @@ def _share(model, data, process=None, **config):
   return None if found is None else found.share
 
 
+def test_union_with_batches_of_its_own_size(model, data):
+  config = training.TrainingConfig(
+      rounds=3, batch_size=4, local_epochs=2, centralized_batch_size=7
+  )
+  found = kept_statistics.find(
+      _process(), model, data, config, train_on_union=True
+  )
+  # 40 examples are 6 batches.
+  assert found.share == pytest.approx(_MOMENTUM ** (3 * 2 * 6))
+
+
 @pytest.mark.parametrize('clients_per_round', [1, 2])
 def test_clients_that_take_part_in_some_rounds(model, data, clients_per_round):
   probabilities = stats.binom.pmf(range(1, 5), 4, clients_per_round / 3)

@@ -130,6 +130,11 @@ class TestConfig:
   def test_union_of_clients_with_states(self, model, tmp_path):
     with pytest.raises(ValueError, match='train_on_union'):
       _train(model, tmp_path, stateful=True, train_on_union=True)
+    config = _config(centralized_batch_size=5)
+    with pytest.raises(
+        ValueError, match='centralized_batch_size=5 is only for train_on_union'
+    ):
+      _train(model, tmp_path, config=config)
 
 
 class TestSampling:
@@ -198,6 +203,10 @@ class TestSampling:
       assert len(call['client_ids']) == 3
       assert call['batch_size'] == 12
       assert call['local_epochs'] == 2
+
+  def test_union_has_batches_of_its_own_size(self):
+    _, calls = self._select(2, train_on_union=True, centralized_batch_size=5)
+    assert [call['batch_size'] for call in calls] == [5, 5]
 
 
 @pytest.fixture

@@ -1,10 +1,10 @@
 """DSGD: the mean of the clients' gradients, one step in each round.
 
 Bertsekas, Tsitsiklis, Parallel and Distributed Computation, 2015; as FBN's
-paper uses it: Guerraoui et al., arXiv:2405.14670, appendix B, algorithm 3. With
-the clients' momentums in place of the gradients, it is Robust DSGD: Farhadkhani
-et al., Byzantine Machine Learning Made Easy by Resilient Averaging of
-Momentums, ICML 2022.
+paper uses it: Guerraoui et al., arXiv:2405.14670, appendix B, algorithm 3, with
+the clients' momentum of table 2. With the clients' momentums in place of the
+gradients, it is Robust DSGD: Farhadkhani et al., Byzantine Machine Learning
+Made Easy by Resilient Averaging of Momentums, ICML 2022.
 """
 
 import collections

@@ -1,6 +1,6 @@
 """Measures the traffic of an algorithm.
 
-As in the FedTAN paper (section 5.3), a message from the server to all clients
+As in the FedTAN paper (appendix G), a message from the server to all clients
 is a multicast, which counts once; the messages of all clients count.
 
 All numbers are derived from the dependencies in the TFF computation of a round,

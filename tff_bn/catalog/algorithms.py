@@ -341,6 +341,15 @@ DSGD_MOMENTUM = _own_option(
     default_text='none',
     argument='momentum',
 )
+CENTRALIZED_BATCH_SIZE = _own_option(
+    'centralized_batch_size',
+    value_types.Number(int, minimum=1, maximum=10**6),
+    'Number of examples in a batch of centralized, where --local_epochs counts'
+    " passes over the union of the clients' data",
+    default_text='--batch_size times the number of clients in a round',
+    # An argument of the training loop, not of the builder.
+    argument=None,
+)
 PROXIMAL_STRENGTH = _own_option(
     'proximal_strength',
     value_types.NOT_NEGATIVE,
@@ -650,7 +659,7 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         'centralized',
         'one model, trained on the union of the data',
         f'{_ROOM}.centralized:build_centralized',
-        (DSGD_MOMENTUM,),
+        (CENTRALIZED_BATCH_SIZE, DSGD_MOMENTUM),
         features=(),
         trains_on_union=True,
         keeps_optimizer=True,

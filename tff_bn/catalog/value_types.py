@@ -173,7 +173,7 @@ class Number(ValueType):
     if 0 < abs(value) < SMALLEST_FLOAT:
       return (
           'is too small for float32; the smallest number is'
-          f' {SMALLEST_FLOAT:.2g}.'
+          f' {SMALLEST_FLOAT:.2g}, so use a larger one.'
       )
     rounded = struct.unpack('f', struct.pack('f', value))[0]
     if rounded in (self.above, self.below):

@@ -37,7 +37,7 @@ def split_by_dirichlet(
   shares: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
   for label in np.unique(labels):
     pool = rng.permutation(np.flatnonzero(labels == label))
-    cumulative = np.cumsum(_dirichlet(alpha, num_clients, rng))
+    cumulative = np.cumsum(_dirichlet(np.full(num_clients, alpha), rng))
     cuts = np.round(cumulative[:-1] * len(pool)).astype(int)
     for share, samples in zip(shares, np.split(pool, cuts)):
       share.append(samples)
@@ -61,17 +61,21 @@ def split_by_client_dirichlet(
     num_clients: int,
     alpha: float,
     seed: int,
+    *,
+    proportional: bool = False,
 ) -> list[np.ndarray]:
   """Draws a label distribution for each client from a Dirichlet distribution.
 
   Client k has the label distribution p_k, drawn from Dir(α, ..., α) over the
-  classes, and all clients have the same size (FedPAN, appendix A; FBN, appendix
-  C.2). The clients choose in random order: the number of a client's samples of
-  each class is proportional to p_k, up to rounding. If a class has too few
-  samples left, the client takes them all, and its missing samples are divided
-  in proportion to p_k among the classes that have samples left. If p_k is 0 for
-  all of these, they are divided in proportion to what is left of each class. So
-  the last clients are less like their p_k than the first ones.
+  classes (FedPAN, appendix A), or from Dir(α·p), where p are the shares of the
+  classes in the data (Hsu et al. 2019, section 3; FBN, appendix C.2). All
+  clients have the same size. The clients choose in random order: the number of
+  a client's samples of each class is proportional to p_k, up to rounding. If a
+  class has too few samples left, the client takes them all, and its missing
+  samples are divided in proportion to p_k among the classes that have samples
+  left. If p_k is 0 for all of these, they are divided in proportion to what is
+  left of each class. So the last clients are less like their p_k than the first
+  ones.
 
   Args:
     labels: The samples' classes, integers of shape `[n]`.
@@ -79,6 +83,8 @@ def split_by_client_dirichlet(
     num_clients: The number of clients.
     alpha: The concentration α > 0.
     seed: Determines the distributions and each client's samples.
+    proportional: Whether to draw from Dir(α·p). With C classes of the same
+      size, this is Dir(α/C, ..., α/C).
 
   Returns:
     Each client's indices; sizes differ by at most 1.
@@ -95,10 +101,13 @@ def split_by_client_dirichlet(
       for label in range(num_classes)
   ]
   left = np.array([len(pool) for pool in pools])
+  concentrations = np.full(num_classes, alpha)
+  if proportional:
+    concentrations *= left / len(labels)
   small, larger = divmod(len(labels), num_clients)
   parts: list[np.ndarray] = [np.array([], int)] * num_clients
   for client in rng.permutation(num_clients):
-    shares = _dirichlet(alpha, num_classes, rng)
+    shares = _dirichlet(concentrations, rng)
     before = left
     missing = small + (client < larger)
     while missing:
@@ -115,14 +124,17 @@ def split_by_client_dirichlet(
   return [np.sort(part) for part in parts]
 
 
-def _dirichlet(alpha: float, size: int, rng: np.random.Generator) -> np.ndarray:
-  """Draws from Dir(alpha, ..., alpha) for any positive alpha.
+def _dirichlet(alphas: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+  """Draws from a Dirichlet distribution; an entry with α = 0 is 0.
 
-  NumPy's function hangs if alpha is 1e-12. This one uses logarithms: G·U^(1/α)
-  has the distribution Gamma(α) if G has Gamma(α + 1) and U is uniform
-  (Marsaglia and Tsang 2000).
+  NumPy's function hangs if α is 1e-12. This one uses logarithms: G·U^(1/α) has
+  the distribution Gamma(α) if G has Gamma(α + 1) and U is uniform (Marsaglia
+  and Tsang 2000).
   """
-  log_gamma = np.log(rng.standard_gamma(alpha + 1, size))
-  log_gamma += np.log1p(-rng.random(size)) / alpha
-  shares = np.exp(log_gamma - log_gamma.max())
+  is_positive = alphas > 0
+  positive = alphas[is_positive]
+  log_gamma = np.log(rng.standard_gamma(positive + 1))
+  log_gamma += np.log1p(-rng.random(len(positive))) / positive
+  shares = np.zeros(len(alphas))
+  shares[is_positive] = np.exp(log_gamma - log_gamma.max())
   return shares / shares.sum()

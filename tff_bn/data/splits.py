@@ -18,6 +18,7 @@ from tff_bn.catalog import value_types
 from tff_bn.catalog.options import OWN_NAME
 from tff_bn.catalog.options import Condition
 from tff_bn.catalog.options import Option
+from tff_bn.catalog.options import only_for
 from tff_bn.catalog.parts import YOURS
 from tff_bn.catalog.parts import Part
 from tff_bn.catalog.parts import PartName
@@ -161,7 +162,7 @@ def split_by_classes(
 def split_by_gamma_similarity(
     labels: np.ndarray, num_clients: int, gamma: float, seed: int
 ) -> list[np.ndarray]:
-  """Splits with γ-similarity (FBN paper, Appendix C.1).
+  """Splits with γ-similarity (FBN paper, section 4).
 
   A share γ of all samples is drawn at random and dealt to the clients evenly.
   The others are sorted by class and cut into one chunk for each client. γ = 1
@@ -416,6 +417,7 @@ def _option(
     values: value_types.ValueType,
     description: str,
     default: Any = None,
+    conditions: tuple[Condition, ...] = (),
     **more: Any,
 ) -> Option:
   """Declares an option that only some splits have."""
@@ -433,6 +435,7 @@ def _option(
                   n for n, split in SPLITS.items() if split.has(name)
               ),
           ),
+          *conditions,
       ),
       argument=OWN_NAME,
       **more,
@@ -491,10 +494,31 @@ DIRICHLET_ALPHA = _option(
     " clients' labels differ",
     0.5,
 )
+_PROPORTIONAL = 'proportional'
+_DIRICHLET_PRIORS = {
+    'uniform': 'Dir(α, …, α): each class has α',
+    _PROPORTIONAL: (
+        'Dir(α p), where p are the shares of the classes in the data (Hsu et'
+        ' al. 2019). With C classes of the same size each has α / C, so that'
+        " the same α makes the clients' labels differ more"
+    ),
+}
+DIRICHLET_PRIOR = _option(
+    'dirichlet_prior',
+    value_types.Choice(_DIRICHLET_PRIORS),
+    'The distribution from which --dirichlet_by=client draws, with α ='
+    f' --dirichlet_alpha:\n{listing(_DIRICHLET_PRIORS)}',
+    'uniform',
+    (only_for('dirichlet_by', 'client'),),
+    convert=lambda name: None if name == 'uniform' else name,
+)
 
 
 def _split_by_dirichlet(
-    task: SplitTask, dirichlet_alpha: float, dirichlet_by: str
+    task: SplitTask,
+    dirichlet_alpha: float,
+    dirichlet_by: str,
+    dirichlet_prior: str,
 ) -> list[np.ndarray]:
   if dirichlet_by == 'client':
     assert task.num_classes is not None  # The split needs classes.
@@ -504,6 +528,7 @@ def _split_by_dirichlet(
         task.num_clients,
         dirichlet_alpha,
         task.seed,
+        proportional=dirichlet_prior == _PROPORTIONAL,
     )
   return dirichlet.split_by_dirichlet(
       task.labels, task.num_clients, dirichlet_alpha, task.seed
@@ -540,7 +565,7 @@ SPLITS: Parts[Split] = Parts(
         'shares drawn from a Dirichlet distribution with concentration'
         ' --dirichlet_alpha, see --dirichlet_by',
         _split_by_dirichlet,
-        (DIRICHLET_ALPHA, DIRICHLET_BY),
+        (DIRICHLET_ALPHA, DIRICHLET_BY, DIRICHLET_PRIOR),
         needs_classes=True,
     ),
     Split(

@@ -27,7 +27,8 @@ def split_dataset(
   of each client has the label distribution of its training data; if samples
   have no single class, it is drawn in proportion to the client's number of
   training samples. With `domains` it is of the client's domain, with `natural`
-  it is the client's own.
+  it is the client's own. If `natural` takes some of the dataset's clients, the
+  test data of the others is left out.
 
   With `iid` and `samples_per_client`, clients share training samples, and they
   share test samples too: each client draws test samples in the same way. Their
@@ -43,8 +44,8 @@ def split_dataset(
       `splits.DEFAULT_NUM_CLIENTS`.
     seed: The seed of all random choices.
     **parameters: The options of the split by name, see `splits.PARAMETERS`:
-      `classes_per_client` for `classes`, `dirichlet_alpha` and
-      `dirichlet_by` for `dirichlet`, `gamma` for `gamma`, `imbalance` for
+      `classes_per_client` for `classes`, `dirichlet_alpha`, `dirichlet_by` and
+      `dirichlet_prior` for `dirichlet`, `gamma` for `gamma`, `imbalance` for
       `unbalanced`, and `samples_per_client` for `iid`. Their defaults are those
       of the options. Other splits ignore them.
 
@@ -285,6 +286,8 @@ def split_natural(
   )
   parts = splits.split_by_client(dataset.client_train, num_clients, seed)
   clients = dataset.client_train[[indices[0] for indices in parts]]
+  if num_clients < num_present:
+    dataset = _tested_by(dataset, clients)
   test_parts = (
       [np.arange(0)] * num_clients
       if dataset.client_test is None
@@ -292,6 +295,22 @@ def split_natural(
   )
   client_ids = [dataset.client_names[client] for client in clients]
   return _federated_data(dataset, client_ids, parts, test_parts)
+
+
+def _tested_by(
+    dataset: dataset_lib.Dataset, clients: np.ndarray
+) -> dataset_lib.Dataset:
+  """Leaves out the test data of other natural clients, if they are known."""
+  if dataset.client_test is None:
+    return dataset
+  kept = np.isin(dataset.client_test, clients)
+  domains = dataset.domain_test
+  return dataset.unchecked(
+      x_test=dataset.x_test[kept],
+      y_test=dataset.y_test[kept],
+      client_test=dataset.client_test[kept],
+      domain_test=None if domains is None else domains[kept],
+  )
 
 
 def _federated_data(

@@ -157,10 +157,12 @@ class _Rounds:
     if not isinstance(data, federated.FederatedData):
       return None  # Data of the same form.
     num_examples = np.array(list(map(len, data.train_indices.values())))
+    batch_size = config.batch_size
     if train_on_union:
-      # The union of n clients, with a batch size that is n times as large.
-      num_examples = np.mean(num_examples, keepdims=True)
-    num_batches = np.ceil(num_examples / config.batch_size)
+      num_clients = config.clients_per_round or len(num_examples)
+      num_examples = num_clients * np.mean(num_examples, keepdims=True)
+      batch_size = config.union_batch_size(num_clients)
+    num_batches = np.ceil(num_examples / batch_size)
     return cls(config.local_epochs * num_batches, num_examples, sampled)
 
   def share(

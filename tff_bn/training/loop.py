@@ -126,7 +126,7 @@ def train(
     run_dir: The run's folder, which need not exist. If it holds a run, the
       arguments must be the same as before; `config.rounds` may have grown.
     train_on_union: Whether the process gets a single client with the data of
-      all sampled clients. Its batch size is multiplied by their number. The
+      all sampled clients, in batches of `config.centralized_batch_size`. The
       exchanges and megabytes are then 0.
     settings: Further settings on which the results depend, by name. A run is
       continued only with the same settings, except those in `MAY_CHANGE`. They
@@ -175,6 +175,11 @@ def train(
     raise ValueError(
         'train_on_union=True merges all clients into one, but the clients of'
         ' this algorithm have own states; use train_on_union=False.'
+    )
+  if config.centralized_batch_size is not None and not train_on_union:
+    raise ValueError(
+        f'centralized_batch_size={config.centralized_batch_size} is only for'
+        ' train_on_union=True; the batches of clients have batch_size.'
     )
   kept_statistics.warn(
       kept_statistics.find(

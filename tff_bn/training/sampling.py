@@ -54,7 +54,8 @@ class RoundSampler:
     batch_size = self._config.batch_size
     groups: list[tuple[str, ...]] = [(client_id,) for client_id in ids]
     if self.train_on_union:
-      groups, batch_size = [ids], batch_size * len(ids)
+      groups = [ids]
+      batch_size = self._config.union_batch_size(len(ids))
     datasets = [
         self.make_dataset(
             group,

@@ -31,6 +31,9 @@ class TrainingConfig:
     clients_per_round: The number of clients that are sampled, uniformly without
       replacement, for every round. Default: all.
     batch_size: The number of examples in a client's batch.
+    centralized_batch_size: The number of examples in a batch with
+      `train_on_union`. Default: `batch_size` times the number of clients in a
+      round.
     local_steps: The number of batches on which a client trains in a round.
     local_epochs: The number of passes over a client's data in a round. Exactly
       one of `local_steps` and `local_epochs` is set.
@@ -63,6 +66,7 @@ class TrainingConfig:
 
   rounds: int
   batch_size: int
+  centralized_batch_size: Optional[int] = None
   clients_per_round: Optional[int] = None
   local_steps: Optional[int] = None
   local_epochs: Optional[int] = None
@@ -104,6 +108,10 @@ class TrainingConfig:
           f' local_epochs={self.local_epochs}: exactly one of the two must be'
           ' given.'
       )
+
+  def union_batch_size(self, num_clients: int) -> int:
+    """Returns the size of a batch from the union of some clients' data."""
+    return self.centralized_batch_size or self.batch_size * num_clients
 
 
 class TrainingFailedError(RuntimeError):

@@ -14,6 +14,7 @@ from tff_bn.programs.plan import axes
 
 _TOML = """
 title = "New, table 1: accuracy"
+place = "section 5"
 finding = "Good is better than bad."
 
 [flags]
@@ -238,7 +239,37 @@ def test_a_missing_scale_is_an_error_that_says_which_there_are(write):
     [
         ('title =', 'titel =', 'titel is not understood.*Did you mean title'),
         ('title = "New, table 1: accuracy"', '', 'title must be given'),
-        ('finding = "Good is better than bad."', '', 'finding must be given'),
+        (
+            'finding = "Good is better than bad."',
+            '',
+            'finding must be given: the place in the paper and its finding',
+        ),
+        ('place = "section 5"', '', 'place must be given: the place in'),
+        (
+            'without = ["local_epochs"]',
+            'without = ["local_epochs"]\nagrees = "yess"',
+            "digits.agrees is 'yess', but must be one of yes, within",
+        ),
+        (
+            'finding = "Good is better than bad on digits, too."',
+            'agrees = "yes"',
+            "digits.agrees needs the paper's finding and digits.finding",
+        ),
+        (
+            'columns = "data"',
+            'columns = "data"\nprinted = { dat = ["x"] }',
+            "printed names 'dat', which is no axis that it shows",
+        ),
+        (
+            'columns = "data"',
+            'columns = "data"\nprinted = { data = ["skewed"] }',
+            "printed.data names 'skewed', which has runs",
+        ),
+        (
+            'columns = "data"',
+            'columns = "data"\ncompared = "metod"',
+            "compared names 'metod', which is no axis that it shows",
+        ),
         ('rounds = 3000', 'round = 3', 'flags.round is no flag.*mean rounds'),
         ('rounds = 3000', 'seed = 3', 'flags.seed is no flag'),
         ('rounds = 3000', 'rounds = [3]', 'flags.rounds must be a text'),
@@ -328,7 +359,8 @@ def test_several_values_need_a_column(write):
 
 def test_a_measurement_has_no_runs(write):
   write(
-      'title = "T"\nfinding = "F"\n[[analyses]]\nname = "kept_share"\n'
+      'title = "T"\nplace = "P"\nfinding = "F"\n[[analyses]]\n'
+      'name = "kept_share"\n'
       'flags = { repeats = 3 }\n'
   )
 

@@ -53,8 +53,10 @@ def _experiment(paper=(), scale='paper', shown=_TABLE):
       'new/table_1',
       scale,
       'New',
+      'section 5',
       'A is best.',
       'A is best here.' if scale == 'digits' else None,
+      None,
       {},
       _AXES,
       shown,
@@ -221,9 +223,9 @@ def test_the_same_order_and_the_largest_difference():
   )
 
   assert sentences == [
-      "The paper's finding: A is best.",
-      "iid, Test accuracy, %: the order is the paper's.",
-      "skewed, Test accuracy, %: the order is the paper's.",
+      'The paper, section 5: A is best.',
+      "iid, Test accuracy, %: the paper's order.",
+      "skewed, Test accuracy, %: the paper's order.",
       'The largest difference from the paper is 10 points (a, iid: 90.00, in'
       ' the paper 80.00).',
   ]
@@ -240,7 +242,7 @@ def test_traffic_is_that_of_the_model_at_every_scale():
       shown,
   )
 
-  assert sentences[2:] == ["iid, Megabytes: the order is the paper's."]
+  assert sentences[2:] == ["iid, Megabytes: the paper's order."]
 
 
 def test_pairs_that_are_swapped():
@@ -250,44 +252,138 @@ def test_pairs_that_are_swapped():
       'digits',
   )
 
-  assert sentences[1] == 'At this scale: A is best here.'
+  assert sentences[1] == 'Result: A is best here.'
   assert sentences[2] == (
-      "iid, Test accuracy, %: the order is not the paper's: b is above a by 20"
-      ' (in the paper, below it by 5).'
+      "iid, Test accuracy, %: another order than the paper's: b is above a by"
+      ' 20 (in the paper, below it by 5).'
   )
   assert 'only the order can be compared' in sentences[3]
   assert len(sentences) == 4
 
 
 @pytest.mark.parametrize(
-    'ours, paper, is_clear',
+    'ours, paper, words',
     [
-        ([[0.5, 0.5], [0.6, 0.6]], [[80.0], [79.0]], True),
+        ([[0.5, 0.5], [0.6, 0.6]], [[80.0], [79.0]], 'another order'),
         # 10 points and a deviation of 14.14.
-        ([[0.5, 0.5], [0.5, 0.7]], [[80.0], [79.0]], False),
+        (
+            [[0.5, 0.5], [0.5, 0.7]],
+            [[80.0], [79.0]],
+            "the paper's order, up to differences within our deviations: b is"
+            ' above a by 10',
+        ),
         # The paper's own difference is within its deviations.
-        ([[0.5, 0.5], [0.6, 0.6]], [[80.0, 1.0], [79.0, 1.0]], False),
-        ([[0.5, 0.5], [0.6, 0.6]], [[80.0, 0.5], [79.0, 0.5]], True),
+        (
+            [[0.5, 0.5], [0.6, 0.6]],
+            [[80.0, 1.0], [79.0, 1.0]],
+            "the paper's numbers are within its deviations.",
+        ),
+        ([[0.5, 0.5], [0.6, 0.6]], [[80.0, 0.5], [79.0, 0.5]], 'another order'),
+        (
+            [[0.5], [0.6]],
+            [[80.0], [80.0]],
+            "the paper's numbers are within its deviations.",
+        ),
     ],
 )
 def test_differences_within_the_deviations_are_no_other_order(
-    ours, paper, is_clear
+    ours, paper, words
 ):
   sentence = _sentences(
       _measured(a_iid=ours[0], b_iid=ours[1]),
       _printed(a_iid=paper[0], b_iid=paper[1]),
   )[1]
 
-  assert ("the order is not the paper's" in sentence) == is_clear
-  assert ('within the deviations: b is above a' in sentence) != is_clear
+  assert sentence.startswith(f'iid, Test accuracy, %: {words}')
 
 
-def test_equal_numbers_of_the_paper_have_no_order():
-  sentence = _sentences(
-      _measured(a_iid=[0.5], b_iid=[0.6]), _printed(a_iid=[80.0], b_iid=[80.0])
-  )[1]
+def test_the_paper_compares_columns():
+  shown = dataclasses.replace(_TABLE, compared=('data',))
+  sentences = _sentences(
+      _measured(a_iid=[0.9], a_skewed=[0.6], b_iid=[0.2], b_skewed=[0.3]),
+      _printed(a_iid=[80.0], a_skewed=[70.0], b_iid=[90.0], b_skewed=[80.0]),
+      'digits',
+      shown,
+  )
 
-  assert sentence.endswith("the order is the paper's.")
+  assert sentences[2:4] == [
+      "a, Test accuracy, %: the paper's order.",
+      "b, Test accuracy, %: another order than the paper's: skewed is above iid"
+      ' by 10 (in the paper, below it by 10).',
+  ]
+
+
+@pytest.mark.parametrize(
+    'column, expected', [('test_accuracy', 60.0), ('test_loss', 0.3)]
+)
+def test_best_of_some_tries(column, expected):
+  shown = dataclasses.replace(_TABLE, value=(column,), best=('method',))
+  axes_ = (_axis('method', 'a: 1', 'a: 2', 'a: 3', 'b'), _AXES[1])
+  tries = {'a: 1_iid': [0.1, 0.5], 'a: 2_iid': [0.6, 0.6]}
+
+  numbers = experiment_numbers.collect(
+      # The mean over the seeds comes first.
+      _measured(column, **{'a: 3_iid': [math.inf, 0.2]}, **tries),
+      shown,
+      axes_,
+      _printed(column, a_iid=[70.0]),
+  )
+
+  assert numbers.labels['method'] == ('a', 'b')
+  key = ('a', 'iid'), column
+  assert numbers.ours[key].mean == pytest.approx(expected)
+  assert list(numbers.ours) == list(numbers.paper) == [key]
+
+
+@pytest.mark.parametrize(
+    'column, winner', [('test_accuracy', 'b'), ('test_loss', 'a')]
+)
+def test_share_of_settings_in_which_a_point_is_the_best(column, winner):
+  show = paper_form.Show(
+      'bars', x=('method',), value=(column,), wins_over=('data',)
+  )
+
+  numbers = experiment_numbers.collect(
+      _measured(
+          column,
+          # The mean over the seeds decides.
+          a_iid=[0.9, 0.2],
+          b_iid=[0.6, 0.7],
+          a_skewed=[0.1, 0.1],
+          b_skewed=[0.3, 0.3],
+      ),
+      show,
+      _AXES,
+      (paper_form.PaperNumber({'method': 'a'}, column, 13.0, None),),
+  )
+
+  (shown,) = numbers.columns
+  assert numbers.ours == {
+      ((name,), shown): experiment_numbers.Number(100.0 * (name == winner))
+      for name in 'ab'
+  }
+  assert numbers.paper[('a',), shown].mean == 13
+  tied = experiment_numbers.collect(
+      _measured(column, a_iid=[0.5], b_iid=[0.5]), show, _AXES, ()
+  )
+  assert [number.mean for number in tied.ours.values()] == [50, 50]
+  title = f'Share of settings with the best {column.replace("_", " ")}, %'
+  assert experiment_numbers.title(shown) == title
+  assert experiment_numbers.is_share(shown)
+
+
+def test_printed_numbers_without_runs_are_shown():
+  shown = dataclasses.replace(_TABLE, printed={'method': ('cited',)})
+  measured, paper = _measured(a_iid=[0.9]), _printed(cited_iid=[95.0])
+  numbers = experiment_numbers.collect(measured, shown, _AXES, paper)
+
+  cells = csv_rows.cells(experiment_numbers.to_markdown(numbers, shown))
+
+  assert cells[2:] == [['a', '90.00'], ['cited', '– (95.00)']]
+  assert _sentences(measured, paper, shown=shown) == [
+      'The paper, section 5: A is best.',
+      'iid, Test accuracy, %: a 90.',
+  ]
 
 
 def test_many_swapped_pairs_are_counted():
@@ -317,7 +413,7 @@ def test_without_numbers_of_the_paper_the_order_is_ours():
   )
 
   assert sentences == [
-      "The paper's finding: A is best.",
+      'The paper, section 5: A is best.',
       'iid, Test accuracy, %: b 70 > a 50.',
       'Without a finite number: iid, c, Test accuracy, %.',
   ]
@@ -337,6 +433,26 @@ def test_own_experiment_has_no_finding_of_a_paper():
   experiment = dataclasses.replace(_experiment(()), name='tff_bn/digits')
 
   assert agreement.findings(experiment) == ['What follows: A is best.']
+
+
+def test_claim_settings_and_result_stand_apart():
+  experiment = dataclasses.replace(
+      _experiment((), 'digits'), differences=('rounds=5 instead of 9', 'no pan')
+  )
+
+  assert agreement.findings(experiment) == [
+      'The paper, section 5: A is best.',
+      'Here: rounds=5 instead of 9; no pan.',
+      'Result: A is best here.',
+  ]
+  agrees = dataclasses.replace(experiment, agrees='in part')
+  assert agreement.findings(agrees)[-1] == (
+      'Result, in part as claimed: A is best here.'
+  )
+  silent = dataclasses.replace(experiment, place=None, finding=None)
+  assert agreement.findings(silent)[0] == (
+      'The paper: it says nothing about this result.'
+  )
 
 
 def test_smoke_results_mean_nothing():

@@ -17,6 +17,7 @@ from tff_bn.programs.runs import run_folder
 
 _TOML = """
 title = "New, table 1: accuracy in %"
+place = "section 5"
 finding = "Pooling is better than averaging."
 [flags]
 dataset = "digits"
@@ -144,8 +145,9 @@ def test_report_has_table_sentences_and_files(finished):
       '\nTest accuracy, % (global model on the whole test set; value of the'
       " last round). In parentheses: the paper's number.\n"
   ) in text
-  assert "The paper's finding: Pooling is better than averaging." in text
-  assert 'skewed, Test accuracy, %: the order is' in text
+  assert '- The paper, section 5: Pooling is better than averaging.\n' in text
+  assert '- Here: rounds=2 instead of 500.\n' in text
+  assert 'skewed, Test accuracy, %: ' in text and "the paper's" in text
   assert 'The largest difference' not in text
   assert (finished / 'plots' / 'experiment.png').stat().st_size > 5000
   page = (finished / 'report.html').read_text(encoding='utf-8')
@@ -190,7 +192,7 @@ def test_a_finished_experiment_is_shown_again(finished, capsys):
   assert {p: p.stat().st_mtime_ns for p in before} == before
   assert (finished / 'experiment.md').exists()
   out = capsys.readouterr().out
-  assert "The paper's finding" in out
+  assert 'The paper, section 5: ' in out
   # What a comparison without an experiment prints.
   assert 'Next:' not in out and out.count('\n| Averaging') == 1
 
@@ -237,7 +239,8 @@ def test_default_folder_has_the_names_of_experiment_and_scale(
 ):
   (tmp_path / 'new').mkdir()
   (tmp_path / 'new' / 'measured.toml').write_text(
-      'title = "New, measured"\nfinding = "They are kept."\n[[analyses]]\n'
+      'title = "New, measured"\nplace = "section 5"\n'
+      'finding = "They are kept."\n[[analyses]]\n'
       'name = "kept_share"\nflags = { num_units = 16, repeats = 3 }\n',
       encoding='utf-8',
   )
@@ -250,7 +253,7 @@ def test_default_folder_has_the_names_of_experiment_and_scale(
   output = tmp_path / 'runs/experiments/new/measured-paper'
   assert (output / 'analyses/kept_share/kept_share.csv').exists()
   text = (output / 'experiment.md').read_text(encoding='utf-8')
-  assert "The paper's finding: They are kept." in text
+  assert 'The paper, section 5: They are kept.' in text
   analysis = (output / 'analyses/kept_share/kept_share.md').read_text()
   assert f'## Analysis kept_share\n\n{analysis.strip()}\n' in text
   assert '(analyses/kept_share/plots/kept_share.png)' in text

@@ -202,6 +202,7 @@ def fixture_load(tmp_path, monkeypatch):
 
 _TOML = """
 title = "T"
+place = "P"
 finding = "F"
 [flags]
 dataset = "tfds:cifar10"
@@ -256,7 +257,8 @@ def test_analyses_are_short_also_by_default(load):
 
 def test_lists_of_numbers_in_analyses(load):
   toml = (
-      'title = "T"\nfinding = "F"\n[[analyses]]\nname = "kept_share"\n'
+      'title = "T"\nplace = "P"\nfinding = "F"\n[[analyses]]\n'
+      'name = "kept_share"\n'
       'flags = { num_units = "4,8,16,1024", num_steps = 100 }\n'
   )
 

@@ -78,7 +78,8 @@ clipping_radius=3.0 bucket_size=3 attack=foe attack_target=model
 attack_strength=2.0 num_attackers=1 dataset=domains:a=digits,b=emnist
 data_dir=/data image_size=9x8 pixel_scaling=standardized train_share=0.5
 samples_per_domain=20 split=dirichlet num_clients=7 dirichlet_by=client
-held_out_clients=client_1 held_out_prior=8.0 dirichlet_alpha=0.25 model=mlp3
+dirichlet_prior=proportional held_out_clients=client_1 held_out_prior=8.0
+dirichlet_alpha=0.25 model=mlp3
 task=binary loss=focal metrics=auc,f1 class_weight=balanced
 normalization=none precision=mixed_bfloat16 batch_norm_momentum=0.5 pan=multiply
 pan_amplitude=0.25 pan_period=2.0 pan_personal_share=0.5 rounds=11
@@ -413,6 +414,8 @@ _CONTRADICTIONS = """
     --fbn_backward=mean and --precision=mixed_float16 exclude each other with
 --dirichlet_by=client
     --dirichlet_by=client is only for --split=dirichlet
+--split=dirichlet --dirichlet_prior=proportional
+    --dirichlet_prior=proportional is only for --dirichlet_by=client
 --initial_model_sha256=0000000000000000000000000000000000000000000000000000000000000000
     has no effect without --initial_model
 --initial_model=no/such.keras
@@ -507,6 +510,10 @@ _CONTRADICTIONS = """
     --bucket_size=2 is only for bucketing
 --batch_size=1000000 --local_steps=11
     --local_steps=11 with --batch_size=1000000 makes 11000000 examples of a
+--algorithm=centralized --centralized_batch_size=1000000 --local_steps=11
+    --local_steps=11 with --centralized_batch_size=1000000 makes 11000000
+--centralized_batch_size=5
+    --centralized_batch_size=5 has no effect with --algorithm=fedavg; it is for
 --split=iid --num_clients=100000 --samples_per_client=1001
     --num_clients=100000 with --samples_per_client=1001 makes 100100000
 --clipping_norm=2

@@ -205,6 +205,15 @@ def test_describe_data(varied, words):
             + ['--clients_per_round=2'],
             '1000 is larger .* of 1 of 1 clients .718 to 718',
         ),
+        (
+            ['--batch_size=400', '--algorithms=centralized']
+            + ['--centralized_batch_size=1437'],
+            None,
+        ),
+        (
+            ['--algorithms=centralized', '--centralized_batch_size=1438'],
+            '1438 is larger .*smaller --centralized_batch_size',
+        ),
     ],
 )
 def test_small_clients_are_warned_of(arguments, expected, warned):
@@ -217,7 +226,7 @@ def test_small_clients_are_warned_of(arguments, expected, warned):
   jobs.warn_of_small_clients(job)
   assert len(warned) == (expected is not None)
   for text in warned:
-    assert re.search(f'^--batch_size={expected}', text)
+    assert re.search(f'^--(centralized_)?batch_size={expected}', text)
 
 
 def test_statistics_without_memory_are_warned_of(warned):
