@@ -16,6 +16,8 @@ from tff_bn.papers.experiments import paper_form
 from tff_bn.programs.plan import axes as axes_lib
 from tff_bn.programs.results import tables
 
+# A page has no room for more columns of numbers.
+_MOST_COLUMNS = 8
 # The label of the mean over an axis.
 _MEAN = 'mean'
 # Ends the name of a column whose values became shares of settings.
@@ -341,13 +343,32 @@ def to_markdown(numbers: Numbers, show: paper_form.Show) -> str:
 
   Returns:
     The table, with our number, and the paper's in parentheses. Rows and columns
-    without numbers are left out.
+    without numbers are left out. A table that would be too wide becomes a table
+    for each point of the first axis of its columns.
   """
   row_axes, column_axes = rows_and_columns(show)
+  num_columns = len(numbers.combinations(column_axes)) * len(numbers.columns)
+  if num_columns <= _MOST_COLUMNS or len(column_axes) < 2:
+    return _table(numbers, row_axes, column_axes, {})
+  first, *others = column_axes
+  parts: list[str] = []
+  for label in numbers.labels[first]:
+    heading = f'**{numbers.describe([first], [label])}**'
+    parts += [heading, _table(numbers, row_axes, others, {first: label})]
+  return '\n\n'.join(parts)
+
+
+def _table(
+    numbers: Numbers,
+    row_axes: Sequence[str],
+    column_axes: Sequence[str],
+    fixed: Mapping[str, str],
+) -> str:
+  """Returns a table of the numbers with the `fixed` labels of other axes."""
   keys = {*numbers.ours, *numbers.paper}
 
   def has_numbers(names: Sequence[str], labels: Sequence[str]) -> bool:
-    wanted = dict(zip(names, labels))
+    wanted = {**fixed, **dict(zip(names, labels))}
     return any(
         all(
             label == wanted.get(name, label)
@@ -381,6 +402,7 @@ def to_markdown(numbers: Numbers, show: paper_form.Show) -> str:
     texts = []
     for labels, column in columns:
       by_name = {
+          **fixed,
           **dict(zip(row_axes, row)),
           **dict(zip(column_axes, labels)),
       }

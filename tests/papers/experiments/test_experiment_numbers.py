@@ -197,6 +197,38 @@ def test_table_of_several_columns_of_metrics():
   assert len(lines) == 3
 
 
+def test_a_wide_table_becomes_a_table_for_each_point_of_its_first_axis():
+  steps = ('1', '2', '3', '4', '5')
+  numbers = experiment_numbers.Numbers(
+      ('method', 'data', 'steps'),
+      {'method': ('a', 'b'), 'data': ('iid', 'skewed'), 'steps': steps},
+      ('test_accuracy',),
+      {
+          (('a', data, step), 'test_accuracy'): experiment_numbers.Number(
+              start + float(step)
+          )
+          for data, start in (('iid', 50), ('skewed', 20))
+          for step in steps
+      },
+      {},
+  )
+  show = paper_form.Show(
+      'table',
+      rows=('method',),
+      columns=('data', 'steps'),
+      value=('test_accuracy',),
+  )
+
+  text = experiment_numbers.to_markdown(numbers, show)
+
+  first, iid, second, skewed = text.split('\n\n')
+  assert (first, second) == ('**iid**', '**skewed**')
+  for table, start in ((iid, 50), (skewed, 20)):
+    header, _, row = csv_rows.cells(table)
+    assert header == ['method', *(f'steps = {step}' for step in steps)]
+    assert row == ['a', *(f'{start + float(step):.2f}' for step in steps)]
+
+
 def test_csv_has_both_numbers(tmp_path):
   numbers = experiment_numbers.collect(
       _measured(a_iid=[0.5, 0.7]),
