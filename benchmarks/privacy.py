@@ -51,7 +51,7 @@ _DELTA = 1e-5
 _DIRICHLET_ALPHA = 0.5
 # So large that nearly all updates are clipped: the clip norm decides the step.
 _LEARNING_RATE = 1.0
-_CLIP_NORMS = (0.25, 0.5, 1.0)
+_CLIP_NORMS = (0.5, 1.0)
 # Of the runs that choose the clip norms.
 _SEARCH_SEED = 1000
 # β, the rate of the running statistics.
