@@ -11,7 +11,17 @@ benchmark = benchmark_files.import_benchmark('privacy')
 def _run(method, epsilon, seed, accuracy, *, clip_norm=0.5):
   noise = 0.0 if math.isinf(epsilon) else 7.5
   return benchmark.Run(
-      *('digits', method, epsilon, 1000, 50, clip_norm, seed, noise, accuracy)
+      *(
+          'fashion_mnist',
+          method,
+          epsilon,
+          1000,
+          50,
+          clip_norm,
+          seed,
+          noise,
+          accuracy,
+      )
   )
 
 
@@ -38,12 +48,12 @@ def _tables(accuracies):
     runs.append(_run(method, 10.0, 0, 5.0, clip_norm=0.25))
   text, are_floors_met = benchmark.report(
       benchmark.Measurements(
-          ['A machine'], ['digits'], [math.inf, 10.0], 2, runs
+          ['A machine'], ['fashion_mnist'], [math.inf, 10.0], 2, runs
       )
   )
   assert are_floors_met
   assert '1000 clients with labels' in text
-  assert 'of 2 seeds.' in text
+  assert '2 seeds, learning rate 1, ' in text
   assert 'multiplier is 7.50 for ε = 10.' in text
   return benchmark_files.tables(text)
 
@@ -77,7 +87,8 @@ def test_the_best_clip_norm_of_the_search_is_taken(accuracies, expected):
       *_search(9.0, 8.0, 7.0, method='HBN'),
       _run('FBN', 10.0, 0, 99.0, clip_norm=0.25),
   ]
-  assert benchmark.best_clip_norm(runs, 'digits', 'FBN') == expected
+  assert benchmark.best_clip_norm(runs, 'fashion_mnist', 'FBN') == expected
+  assert benchmark.best_clip_norm(runs, 'digits', 'FBN') == 0.5
 
 
 def test_clients_have_ten_digits_of_the_training_data():
@@ -94,7 +105,7 @@ def test_runs_are_kept_and_found_again(tmp_path):
   results.add(run)
   results = benchmark.Results(path)
   assert results.runs == [run]
-  key = 'digits', 'FBN', math.inf, 1000, 50, 0.5
+  key = 'fashion_mnist', 'FBN', math.inf, 1000, 50, 0.5
   assert results.find(*key, 1) == run
   assert results.find(*key, 2) is None
 
