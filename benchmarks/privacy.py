@@ -44,7 +44,10 @@ _ROUNDS = flags.DEFINE_integer(
     lower_bound=2,
 )
 _SEEDS = flags.DEFINE_integer(
-    'seeds', 3, 'Number of seeds of the table.', lower_bound=1
+    'seeds',
+    None,
+    "Number of seeds of the table; by default a task's own.",
+    lower_bound=1,
 )
 
 _DELTA = 1e-5
@@ -65,6 +68,7 @@ class Task:
     group_norm: The group normalization that fits the model's channels.
     num_pictures: How many pictures each client has.
     rounds: The number of rounds of a run.
+    seeds: The number of seeds.
     learning_rate: The clients' learning rate. It is so large that most updates
       are clipped: the clip norm decides the step.
     clip_norms: The norms to which updates can be clipped. The best is chosen.
@@ -75,18 +79,19 @@ class Task:
   group_norm: str
   num_pictures: int
   rounds: int
+  seeds: int
   learning_rate: float
   clip_norms: tuple[float, ...]
 
 
 TASKS = {
     'digits': Task(
-        *("scikit-learn's digits", 'small_cnn', 'group8', 10, 50),
+        *("scikit-learn's digits", 'small_cnn', 'group8', 10, 50, 2),
         learning_rate=0.5,
         clip_norms=(0.5,),
     ),
     'fashion_mnist': Task(
-        *('Fashion-MNIST', 'mlp3', 'group6', 20, 50),
+        *('Fashion-MNIST', 'mlp3', 'group6', 20, 50, 3),
         learning_rate=1.0,
         clip_norms=(0.5, 1.0),
     ),
@@ -152,7 +157,6 @@ class Measurements:
   machine: Sequence[str]
   tasks: Sequence[str]
   epsilons: Sequence[float]
-  num_seeds: int
   runs: Sequence[Run]
 
 
@@ -374,7 +378,7 @@ def measure(
     epsilons: Sequence[float],
     num_clients: int,
     rounds: Optional[int],
-    num_seeds: int,
+    num_seeds: Optional[int],
     path: pathlib.Path,
 ) -> Measurements:
   """Trains every method with every ε, each method in its own process."""
@@ -385,7 +389,9 @@ def measure(
         executor.submit(
             harness.in_new_process,
             *(_complete, task, method, epsilons, num_clients),
-            *(rounds or TASKS[task].rounds, num_seeds, path),
+            rounds or TASKS[task].rounds,
+            num_seeds or TASKS[task].seeds,
+            path,
         )
         for task in tasks
         for method in METHODS
@@ -398,12 +404,12 @@ def measure(
       if run.task in tasks
       and run.clients == num_clients
       and run.rounds == (rounds or TASKS[run.task].rounds)
+      and run.seed in (*range(num_seeds or TASKS[run.task].seeds), _SEARCH_SEED)
   ]
   return Measurements(
       harness.in_new_process(harness.describe_machine),
       tasks,
       epsilons,
-      num_seeds,
       runs,
   )
 
@@ -431,7 +437,7 @@ def _rows(measurements: Measurements, task: str) -> list[list[str]]:
             for run in measurements.runs
             if (run.task, run.method, run.epsilon, run.clip_norm)
             == (task, method, epsilon, clip_norm)
-            and run.seed < measurements.num_seeds
+            and run.seed != _SEARCH_SEED
         ]
         for epsilon in measurements.epsilons
     ]
@@ -463,7 +469,7 @@ def report(measurements: Measurements) -> tuple[str, bool]:
         f'## {task.title}: {task.model}, {task.num_pictures} pictures,'
         f' {runs[0].rounds} rounds',
         '',
-        f'{min(len(seeds), measurements.num_seeds)} seeds, learning rate'
+        f'{len(seeds)} seeds, learning rate'
         f' {task.learning_rate:g}, updates clipped to the norm'
         f' {" or ".join(f"{norm:g}" for norm in task.clip_norms)}.'
         ' The noise multiplier is '
