@@ -158,6 +158,7 @@ def test_fixed_number_of_clients():
   total = clients[0]['trainable'][0] + clients[2]['trainable'][0]
   np.testing.assert_allclose(found.result['trainable'][0], total / 4)
   assert found.result['num_participants'] == 4
+  assert found.result['num_dropped'] == 0
   for layer, (mean, variance) in enumerate(references):
     ones, twos = (clients[i]['statistics'][layer] for i in (0, 2))
     # The clients that are missing count as the running statistics.
@@ -186,6 +187,42 @@ def test_a_variance_keeps_a_share_of_the_running_one():
   references = [(np.zeros(size), np.full(size, 8.0)) for size in _SIZES]
   found = _sum(clients, [1.0], references, _FACTORIES['naive'], _Fixed(1, 0.25))
   np.testing.assert_allclose(found.result['statistics'][1].variance, [2] * 3)
+
+
+class _NegatedSums(tff.aggregators.UnweightedAggregationFactory):
+  """As if noise had made the sums negative, that of the weights too."""
+
+  def create(self, value_type):
+    process = tff.aggregators.SumFactory().create(value_type)
+
+    @tff.tensorflow.computation(value_type)
+    def negated(value):
+      return tf.nest.map_structure(tf.negative, value)
+
+    @tff.federated_computation(
+        process.initialize.type_signature.result,
+        tff.FederatedType(value_type, tff.CLIENTS),
+    )
+    def next_fn(state, value):
+      return process.next(state, tff.federated_map(negated, value))
+
+    return tff.templates.AggregationProcess(process.initialize, next_fn)
+
+
+def test_a_negative_sum_of_weights_changes_nothing():
+  rng = np.random.default_rng(5)
+  references = _references(rng)
+  found = _sum(
+      _clients(rng, [4, 2]),
+      [4.0, 2.0],
+      references,
+      _FACTORIES['naive'],
+      summed_update.of_round(_NegatedSums()),
+  )
+  np.testing.assert_array_equal(found.result['trainable'][0], [0, 0])
+  for moments, (mean, variance) in zip(found.result['statistics'], references):
+    np.testing.assert_allclose(moments.mean, mean)
+    np.testing.assert_allclose(moments.variance, variance)
 
 
 @pytest.mark.parametrize(
