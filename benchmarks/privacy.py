@@ -4,8 +4,9 @@ A client's pictures are drawn with replacement from the training pictures, with
 labels from a Dirichlet distribution. All clients take part in each round and
 make one local step. The noise is chosen for ε after all rounds, at client
 level. Without noise, the updates are clipped, too, so the columns differ in the
-noise alone. On Fashion-MNIST, each method has the clip norm that is best with
-the smallest ε and a seed of its own; all other settings are the same.
+noise alone. On Fashion-MNIST, the clip norm of each method is the best one of a
+search, with the smallest ε and a separate seed. All other settings are the
+same.
 
 The program continues where it was stopped: it keeps the accuracy of each run in
 privacy.csv, in the report's folder. It writes a Markdown report.
@@ -181,12 +182,9 @@ class Results:
             for row in csv.DictReader(file)
         ]
 
-  def find(self, *key: Any) -> Optional[Run]:
-    """Returns the run with these first fields, if there is one."""
-    for run in self.runs:
-      if dataclasses.astuple(run)[: len(key)] == key:
-        return run
-    return None
+  def has(self, *key: Any) -> bool:
+    """Whether there is a run with these first fields."""
+    return any(dataclasses.astuple(run)[: len(key)] == key for run in self.runs)
 
   def begin(self) -> None:
     """Makes the file if there is none."""
@@ -341,7 +339,7 @@ def _complete(
 
   def run(epsilon: float, clip_norm: float, seed: int) -> None:
     key = task, method, epsilon, num_clients, rounds, clip_norm, seed
-    if results.find(*key) is None:
+    if not results.has(*key):
       harness.progress(
           f'Training {task}, {method}, {_text(epsilon)}, norm'
           f' {clip_norm:g}, seed {seed} ...'

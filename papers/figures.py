@@ -1,6 +1,6 @@
 """Figures of Matplotlib: their axes, titles, curves and files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import math
 import pathlib
 from typing import Any
@@ -45,6 +45,35 @@ def tidy(axes: mpl_axes.Axes) -> None:
   """Adds a light grid and removes the frame at the top and the right."""
   axes.grid(alpha=0.3)
   axes.spines[['top', 'right']].set_visible(False)
+
+
+def write_cells(
+    axes: mpl_axes.Axes,
+    matrix: np.ndarray,
+    text: Callable[[float], str],
+    is_dark: Callable[[float], bool],
+    **style: Any,
+) -> None:
+  """Writes the finite values of a heat map into its cells.
+
+  Args:
+    axes: The axes of the heat map.
+    matrix: Its values.
+    text: Returns the text of a value.
+    is_dark: Whether the color of a value is dark, so that its text is white.
+    **style: Further arguments of the texts.
+  """
+  for (row, column), value in np.ndenumerate(matrix):
+    if np.isfinite(value):
+      axes.text(
+          column,
+          row,
+          text(value),
+          ha='center',
+          va='center',
+          color='white' if is_dark(value) else 'black',
+          **style,
+      )
 
 
 def add_legend(drawing: figure.Figure) -> None:

@@ -349,16 +349,12 @@ def _draw_matrix(
       vmin=limits.min() if limits.size else 0,
       vmax=limits.max() if limits.size else 1,
   )
-  for (row, column), value in np.ndenumerate(matrix):
-    if np.isfinite(value):
-      axes.text(
-          column,
-          row,
-          f'{value:.3g}',
-          ha='center',
-          va='center',
-          color='white' if value < limits.mean() else 'black',
-      )
+  figures.write_cells(
+      axes,
+      matrix,
+      lambda value: f'{value:.3g}',
+      is_dark=lambda value: value < limits.mean(),
+  )
   return image
 
 

@@ -131,19 +131,14 @@ def _figure(values: _Values, kind: columns.Kind, title: str) -> figure.Figure:
   image = axes.imshow(
       means, cmap='viridis' if is_better else 'viridis_r', aspect='auto'
   )
-  for (row, column), mean in np.ndenumerate(means):
-    if np.isfinite(mean):
+  figures.write_cells(
+      axes,
+      means,
+      lambda mean: f'{mean:.{kind.digits}f}',
       # The dark half of the colors has the worse cells.
-      is_dark = (image.norm(mean) < 0.5) == is_better
-      axes.text(
-          column,
-          row,
-          f'{mean:.{kind.digits}f}',
-          ha='center',
-          va='center',
-          fontsize='small',
-          color='white' if is_dark else 'black',
-      )
+      is_dark=lambda mean: bool(image.norm(np.array(mean)) < 0.5) == is_better,
+      fontsize='small',
+  )
   axes.set_xticks(range(len(shown)), shown, rotation=40, ha='right')
   axes.set_yticks(range(len(values)), list(values))
   for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):

@@ -105,8 +105,8 @@ def test_runs_are_kept_and_found_again(tmp_path):
   results = benchmark.Results(path)
   assert results.runs == [run]
   key = 'fashion_mnist', 'FBN', math.inf, 1000, 50, 0.5
-  assert results.find(*key, 1) == run
-  assert results.find(*key, 2) is None
+  assert results.has(*key, 1)
+  assert not results.has(*key, 2)
 
 
 def test_noise_is_for_all_rounds():

@@ -68,6 +68,20 @@ class TestDirichlet:
       dirichlet.split_by_dirichlet(np.zeros(9, int), 2, alpha, 0)
 
 
+@pytest.fixture
+def draws(monkeypatch):
+  """Returns a list of all draws from the Dirichlet distribution."""
+  found = []
+  draw = dirichlet._dirichlet
+
+  def record(*arguments):
+    found.append(draw(*arguments))
+    return found[-1]
+
+  monkeypatch.setattr(dirichlet, '_dirichlet', record)
+  return found
+
+
 class TestClientDirichlet:
 
   @pytest.mark.parametrize('alpha', [0.1, 1.0, 10.0])
@@ -77,15 +91,7 @@ class TestClientDirichlet:
     parts_lib.assert_cover(parts, 1003)
     assert sorted(map(len, parts)) == [125] * 5 + [126] * 3
 
-  def test_shares_are_the_draws_while_no_class_runs_out(self, monkeypatch):
-    draws = []
-    draw = dirichlet._dirichlet
-
-    def record(*arguments):
-      draws.append(draw(*arguments))
-      return draws[-1]
-
-    monkeypatch.setattr(dirichlet, '_dirichlet', record)
+  def test_shares_are_the_draws_while_no_class_runs_out(self, draws):
     labels = np.repeat(np.arange(5), 800)
     parts = dirichlet.split_by_client_dirichlet(labels, 5, 40, 1.0, 0)
     counts = parts_lib.label_counts(parts, labels, 5)
@@ -98,16 +104,8 @@ class TestClientDirichlet:
     assert order != sorted(order)
 
   @pytest.mark.parametrize('proportional', [False, True])
-  def test_moments_of_the_draws(self, monkeypatch, proportional):
+  def test_moments_of_the_draws(self, draws, proportional):
     """The mean of Dir(a) is a / |a|, the variance mean (1-mean) / (|a| + 1)."""
-    draws = []
-    draw = dirichlet._dirichlet
-
-    def record(*arguments):
-      draws.append(draw(*arguments))
-      return draws[-1]
-
-    monkeypatch.setattr(dirichlet, '_dirichlet', record)
     labels = np.repeat(np.arange(3), [100, 300, 400])
     for seed in range(500):
       dirichlet.split_by_client_dirichlet(
