@@ -237,6 +237,16 @@ PICTURES: Mapping[str, Sequence[Step]] = {
             ' derived from the models.'
         ),
     ),
+    'bn_scaffold': (
+        Down(_MODEL + '; control variates'),
+        AtClients(
+            'Local steps. BN corrects the mean and the deviation of the batch'
+            ' by the difference of two control variates, and each gradient is'
+            ' corrected in the same way. The client keeps its own.'
+        ),
+        Up(_MODEL + '; changes of the control variates'),
+        AtServer(_AVERAGE + '. Adds the mean changes to its control variates.'),
+    ),
     'moon': (
         Down(_MODEL),
         AtClients(

@@ -27,12 +27,13 @@ _OPTIONS = {
     'fixbn': dict(fixbn_rounds=3),
     # A dropped client still counts for N.
     'scaffold': dict(num_clients=4),
+    'bn_scaffold': dict(num_clients=4),
 }
 _NAMES = [
     *('fed_bn', 'scaffold', 'fed_avg'),
     *(
         pytest.param(name, marks=pytest.mark.slow)
-        for name in ('fbn', 'fedtan', 'fixbn', 'fed_bs')
+        for name in ('fbn', 'fedtan', 'fixbn', 'fed_bs', 'bn_scaffold')
     ),
 ]
 
@@ -89,7 +90,7 @@ def _with_server_optimizer(name):
   )
   return client_rounds.toy_process(
       f'build_{name}',
-      momentum=None if name == 'scaffold' else 0.5,
+      momentum=None if 'scaffold' in name else 0.5,
       **{**options, **_OPTIONS.get(name, {})},
   )
 

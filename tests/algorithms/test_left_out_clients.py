@@ -36,6 +36,9 @@ _BUILDERS = {
     'fbn': algorithms.build_fbn,
     # The default counts clients that are left out, too.
     'scaffold': functools.partial(algorithms.build_scaffold, num_clients=4),
+    'bn_scaffold': functools.partial(
+        algorithms.build_bn_scaffold, num_clients=4
+    ),
     'moon': algorithms.build_moon,
     'fed_bs': functools.partial(algorithms.build_fed_bs, epsilon=1e-9),
     # These two train twice in a round.

@@ -45,6 +45,7 @@ _ALIKE = frozenset(
         'build_dsgd',
         'build_fbn',
         'build_scaffold',
+        'build_bn_scaffold',
     ]
 )
 

@@ -18,6 +18,7 @@ _WRONG = {
         *('--rows=', '--rows=100', '--rows=10x11x4', '--rows=10x0x4'),
         *('--rows=10x5x3', '--rows=axbxc'),
     ),
+    'local_steps': ('--steps=1', '--rounds=0', '--seeds=0'),
     'onednn': ('--rows=small_cnn', '--rows=', '--repeats=0'),
     'one_exchange': ('--models=vgg9', '--models=', '--rounds=0'),
     'privacy': (

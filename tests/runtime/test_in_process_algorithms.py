@@ -77,7 +77,7 @@ def test_algorithm_of_this_package(
 ):
   problem = toy_images if name in _ON_IMAGES else toy
   # SCAFFOLD refuses momentum.
-  momentum = None if name == 'build_scaffold' else 0.5
+  momentum = None if 'scaffold' in name else 0.5
   process = builders.build(name, problem.model_for(name), _SGD(0.1, momentum))
   _compare(
       process,

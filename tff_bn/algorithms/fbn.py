@@ -25,17 +25,11 @@ from tff_bn.clients.local_training import LocalTrainingWork
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.clients.moments_collector import MomentsCollector
 from tff_bn.common import optimizers
-from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model import mixed_precision
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.keras_model.shared_weights import Statistics
 from tff_bn.layers.batch_moments import Moments
-from tff_bn.layers.batch_renormalization import BatchRenormalization
-from tff_bn.layers.federated_batch_normalization import (
-    FederatedBatchNormalization,
-)
-from tff_bn.layers.hybrid_batch_normalization import HybridBatchNormalization
 from tff_bn.processes import averaging
 from tff_bn.processes import options as options_lib
 from tff_bn.processes import requirements
@@ -44,14 +38,6 @@ from tff_bn.processes.options import ProcessConfig
 from tff_bn.processes.stateful_process import Process
 
 __all__ = ['build_fbn']
-
-# The layers whose computation FBN can replace. `SharedWeights` refuses hybrid
-# layers, with another message.
-_KNOWN_CLASSES = (
-    keras.layers.BatchNormalization,
-    FederatedBatchNormalization,
-    HybridBatchNormalization,
-)
 
 
 def build_fbn(
@@ -151,7 +137,9 @@ def build_fbn(
       one of a class with its own computation.
   """
   layers = requirements.trained_batch_norm_layers('FBN', model)
-  _check_classes(model, layers)
+  requirements.check_replaceable(
+      'FBN', model, layers, 'it normalizes by the running statistics'
+  )
   momentum = [layer.momentum for layer in layers]
   rule = robust_moments.statistics_rule('FBN', options)
   options['statistics_aggregator'] = moments_factories.FbnMomentsFactory(
@@ -173,36 +161,6 @@ def build_fbn(
       move_statistics=functools.partial(_unbiased, momentum),
       **options,
   )
-
-
-def _check_classes(
-    model: BatchNormModel, layers: Sequence[keras.layers.Layer]
-) -> None:
-  """Checks that FBN can replace the computation of each layer."""
-  requirements.check_no_renorm(
-      'FBN',
-      model,
-      'it normalizes by the running statistics, so renormalization would have'
-      ' no effect',
-      'keras.layers.BatchNormalization without it',
-  )
-  for layer in layers:
-    if isinstance(layer, BatchRenormalization):
-      raise ValueError(
-          'FBN normalizes by the running statistics, so the batch'
-          f' renormalization of the layer {layer.name!r} of the model'
-          f' {model.keras_model.name!r} would have no effect. Use'
-          ' keras.layers.BatchNormalization (tff_bn.convert_batch_norm(model,'
-          " to='batch')), or fedavg."
-      )
-    own = fused_batch_norm.own_method(layer, _KNOWN_CLASSES)
-    if own:
-      raise ValueError(
-          f'The batch normalization layer {layer.name!r} is a'
-          f' {type(layer).__name__}, whose method {own} may change the'
-          ' computation, so FBN cannot replace it. Use'
-          ' keras.layers.BatchNormalization, or fedavg.'
-      )
 
 
 def _backward_statistics(

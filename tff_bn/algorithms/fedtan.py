@@ -48,6 +48,7 @@ def build_fedtan(
     *,
     synchronize: str = 'forward_and_backward',
     moments: str = 'two_pass',
+    running_statistics: str = 'all_steps',
     exchange_aggregator: Optional[model_update.ParticipatingFactory] = None,
     **options: Unpack[Options],
 ) -> tff.learning.templates.LearningProcess:
@@ -74,7 +75,10 @@ def build_fedtan(
   variable comes before the first layer.
 
   In the first step, running statistics are updated with the global mean and the
-  biased global variance.
+  biased global variance. In the others, they follow the client's batches, so if
+  the clients' labels differ, the mean of the running variances is too small
+  for the model. Steps in training do not depend on it, but evaluation does.
+  `running_statistics='first_step'` leaves these updates out.
 
   Three kinds of clients are left out: a client without data from all
   exchanges; a client whose first batch has an input or a label that is not
@@ -101,6 +105,8 @@ def build_fedtan(
       one exchange of (number of values, mean, variance), which the server
       combines by the law of total variance. It is also exact for batches that
       differ in size or are masked.
+    running_statistics: `'all_steps'` updates the running statistics in each
+      local step, as in the paper; `'first_step'` in the first one alone.
     exchange_aggregator: A `tff_bn.aggregators.Rule` that combines what clients
       send in the exchanges, with `moments='fused'`; for FedTAN that withstands
       attackers, next to rules as `model_aggregator` and
@@ -123,6 +129,7 @@ def build_fedtan(
   """
   _SYNCHRONIZE.check('synchronize', synchronize)
   algorithms.MOMENTS.check(moments)
+  algorithms.FEDTAN_STATISTICS.check(running_statistics)
   _check_rule(exchange_aggregator, moments, options)
   requirements.check_all_shared(
       'FedTAN',
@@ -147,6 +154,7 @@ def build_fedtan(
           work.FedTanWork,
           fused_moments=moments == 'fused',
           synchronize_backward=synchronize == 'forward_and_backward',
+          moves_later=running_statistics == 'all_steps',
           sums=None if factory is None else summed_update.of_round(factory),
           rule=exchange_aggregator,
       ),
@@ -188,6 +196,7 @@ def build_fedtan_ii(
     sync_rounds: int,
     synchronize: str = 'forward_and_backward',
     moments: str = 'two_pass',
+    running_statistics: str = 'all_steps',
     exchange_aggregator: Optional[model_update.ParticipatingFactory] = None,
     **options: Unpack[Options],
 ) -> tff.learning.templates.LearningProcess:
@@ -203,6 +212,7 @@ def build_fedtan_ii(
     sync_rounds: The number of rounds of FedTAN, at least 1.
     synchronize: See `build_fedtan`.
     moments: See `build_fedtan`.
+    running_statistics: See `build_fedtan`.
     exchange_aggregator: See `build_fedtan`.
     **options: See `build_fedtan`.
 
@@ -220,6 +230,7 @@ def build_fedtan_ii(
       client_optimizer,
       synchronize=synchronize,
       moments=moments,
+      running_statistics=running_statistics,
       exchange_aggregator=exchange_aggregator,
       **options,
   )

@@ -120,16 +120,23 @@ class Scaffold(drift_correction.DriftCorrection):
       client_optimizer: tff.learning.optimizers.Optimizer,
   ) -> 'ControlVariates':
     """See the base class."""
-    hparams = optimizers.default_hyperparameters(client_optimizer)
-    if list(hparams) != [optimizers.LEARNING_RATE]:
-      raise ValueError(
-          'SCAFFOLD computes the mean gradient of a client from the change of'
-          ' its model, so client_optimizer must be plain SGD,'
-          ' tff.learning.optimizers.build_sgdm(learning_rate), but is a'
-          f' {type(client_optimizer).__name__} with the hyperparameters'
-          f' {list(hparams)}. (client_learning_rate_schedule sets a schedule.)'
-      )
+    check_optimizer('SCAFFOLD', client_optimizer)
     return ControlVariates(model, weights, self.num_clients)
+
+
+def check_optimizer(
+    name: str, client_optimizer: tff.learning.optimizers.Optimizer
+) -> None:
+  """Raises a `ValueError` with the algorithm's name unless it is plain SGD."""
+  hparams = optimizers.default_hyperparameters(client_optimizer)
+  if list(hparams) != [optimizers.LEARNING_RATE]:
+    raise ValueError(
+        f'{name} computes the mean gradient of a client from the change of its'
+        ' model, so client_optimizer must be plain SGD,'
+        ' tff.learning.optimizers.build_sgdm(learning_rate), but is a'
+        f' {type(client_optimizer).__name__} with the hyperparameters'
+        f' {list(hparams)}. (client_learning_rate_schedule sets a schedule.)'
+    )
 
 
 class ControlVariates(drift_correction.BoundCorrection):

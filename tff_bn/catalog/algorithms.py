@@ -252,6 +252,22 @@ MOMENTS = _own_option(
     ),
     'two_pass',
 )
+_FEDTAN_STATISTICS_KINDS = {
+    'all_steps': 'of all local steps, as in the paper',
+    'first_step': (
+        'of the first, synchronized step alone, which are those of all clients'
+    ),
+}
+FEDTAN_STATISTICS = _own_option(
+    'fedtan_statistics',
+    value_types.Choice(_FEDTAN_STATISTICS_KINDS),
+    lambda: (
+        f'The batch statistics of {", ".join(users("fedtan_statistics"))} that'
+        f' move the running ones:\n{listing(_FEDTAN_STATISTICS_KINDS)}'
+    ),
+    'all_steps',
+    argument='running_statistics',
+)
 SYNC_ROUNDS = _own_option(
     'sync_rounds',
     value_types.POSITIVE_INTEGER,
@@ -326,6 +342,17 @@ HBN_STATISTICS_RATE = _own_option(
     ' statistics of the evaluated model on all training data',
     0.002,
     argument='statistics_rate',
+)
+_DEVIATION_KINDS = {
+    'pooled': "that of all clients' values, by the law of total variance",
+    'mean': "the mean of the clients' deviations",
+}
+VARIATE_DEVIATION = _own_option(
+    'variate_deviation',
+    value_types.Choice(_DEVIATION_KINDS),
+    "The deviation in the server's control variates of bn_scaffold:\n"
+    + listing(_DEVIATION_KINDS),
+    'pooled',
 )
 DSGD_MOMENTUM = _own_option(
     'dsgd_momentum',
@@ -555,6 +582,19 @@ def _correction_of_object(name: str, found: Any) -> Correction:
   return Correction(name, 'a correction of yours', found)
 
 
+_SCAFFOLD: dict[str, Any] = dict(
+    client_weighting='uniform',
+    needs_num_clients=True,
+)
+_SCAFFOLD_NEEDS = (
+    Need('client_optimizer', _is_plain_sgd, f'{_PLAIN_SGD}sgd'),
+    Need(
+        'client_momentum',
+        lambda options: not options.client_momentum,
+        f'{_PLAIN_SGD}0',
+    ),
+)
+
 CORRECTIONS: Parts[Correction] = Parts(
     Correction(
         'fedprox',
@@ -569,17 +609,8 @@ CORRECTIONS: Parts[Correction] = Parts(
         'gradients are corrected by control variates, which clients and server'
         ' keep',
         f'{_ROOM}.scaffold:build_scaffold',
-        client_weighting='uniform',
-        needs_num_clients=True,
-        needs=(
-            _ALL_CLIENTS,
-            Need('client_optimizer', _is_plain_sgd, f'{_PLAIN_SGD}sgd'),
-            Need(
-                'client_momentum',
-                lambda options: not options.client_momentum,
-                f'{_PLAIN_SGD}0',
-            ),
-        ),
+        needs=(_ALL_CLIENTS, *_SCAFFOLD_NEEDS),
+        **_SCAFFOLD,
     ),
     Correction(
         'moon',
@@ -742,14 +773,18 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         'the first local step of a round uses the BN statistics of all clients'
         ' together, and their gradients',
         f'{_ROOM}.fedtan:build_fedtan',
-        _SERVER + _SHARED + (MOMENTS, rules.EXCHANGE_AGGREGATOR),
+        _SERVER
+        + _SHARED
+        + (MOMENTS, FEDTAN_STATISTICS, rules.EXCHANGE_AGGREGATOR),
         **_FEDTAN,
     ),
     Algorithm(
         'fedtan_forward_only',
         'fedtan without the exchange of the gradients',
         f'{_ROOM}.fedtan:build_fedtan',
-        _SERVER + _SHARED + (MOMENTS, rules.EXCHANGE_AGGREGATOR),
+        _SERVER
+        + _SHARED
+        + (MOMENTS, FEDTAN_STATISTICS, rules.EXCHANGE_AGGREGATOR),
         arguments={'synchronize': 'forward'},
         **_FEDTAN,
     ),
@@ -762,6 +797,7 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         + _SHARED
         + (
             MOMENTS,
+            FEDTAN_STATISTICS,
             rules.EXCHANGE_AGGREGATOR,
             SYNC_ROUNDS,
             AFTER_SYNC_FACTOR,
@@ -777,6 +813,18 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         f'{_ROOM}.fbn:build_fbn',
         _SERVER + _FBN,
         needs=_FBN_NEEDS,
+    ),
+    Algorithm(
+        'bn_scaffold',
+        'scaffold that corrects the BN statistics of batches by control'
+        ' variates, too (see --variate_deviation)',
+        f'{_ROOM}.bn_scaffold:build_bn_scaffold',
+        _SERVER
+        + (STATISTICS, rules.STATISTICS_AGGREGATOR)
+        + (VARIATE_DEVIATION,),
+        needs=_SCAFFOLD_NEEDS,
+        no_drift='it corrects the drift by control variates',
+        **_SCAFFOLD,
     ),
     Algorithm(
         'fixbn',

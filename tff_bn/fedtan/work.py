@@ -62,6 +62,7 @@ class FedTanWork(client_work.ClientWork):
       *,
       fused_moments: bool,
       synchronize_backward: bool,
+      moves_later: bool,
       sums: Optional[summed_update.RoundSums] = None,
       rule: Optional[model_update.ParticipatingFactory] = None,
   ):
@@ -74,6 +75,7 @@ class FedTanWork(client_work.ClientWork):
       correction: The correction of the clients' drift.
       fused_moments: See `SynchronizedBatchNorm`.
       synchronize_backward: See `SynchronizedBatchNorm`.
+      moves_later: Whether the ordinary steps move the running statistics.
       sums: The factory of the sums of the values that clients send in each
         exchange. Default: plain sums, and pooled moments.
       rule: A `tff_bn.aggregators.Rule` that combines these values, with
@@ -89,6 +91,11 @@ class FedTanWork(client_work.ClientWork):
         )
     )
     super().__init__(model, training, weights)
+    self._kept_later: frozenset[int] = frozenset()
+    if not moves_later:
+      self._kept_later = frozenset(
+          position for pair in weights.statistics for position in pair
+      )
     positions = model.to_model_weights(range(len(model.variables)))
     self._trainable = positions.trainable
     self._others = [
@@ -373,7 +380,13 @@ class FedTanWork(client_work.ClientWork):
           start.correction,
           num_steps,
       )
-      values, optimizer_state = rest.values, rest.optimizer_state
+      values = [
+          kept if position in self._kept_later else trained
+          for position, (kept, trained) in enumerate(
+              zip(values, rest.values, strict=True)
+          )
+      ]
+      optimizer_state = rest.optimizer_state
       num_steps = rest.num_steps
       num_examples, weight_sum, loss_sum, metric_sums = tf.nest.map_structure(
           tf.add,

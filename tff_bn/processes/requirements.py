@@ -1,6 +1,6 @@
 """Checks that a model fits an algorithm."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import types
 from typing import Any, Optional
 
@@ -11,10 +11,24 @@ from tff_bn.aggregators import moments_factories
 from tff_bn.catalog import algorithms
 from tff_bn.common import checks
 from tff_bn.keras_model import freezing
+from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import Partition
 from tff_bn.keras_model.partition import Role
 from tff_bn.layers import discovery
+from tff_bn.layers.batch_renormalization import BatchRenormalization
+from tff_bn.layers.federated_batch_normalization import (
+    FederatedBatchNormalization,
+)
+from tff_bn.layers.hybrid_batch_normalization import HybridBatchNormalization
+
+# The layers that algorithms compute in another way. `SharedWeights` refuses
+# hybrid layers, with another message.
+_REPLACEABLE = (
+    keras.layers.BatchNormalization,
+    FederatedBatchNormalization,
+    HybridBatchNormalization,
+)
 
 
 def check_model(model: Any) -> None:
@@ -131,6 +145,48 @@ def check_renorm(
           layer,
           'it aggregates running means and variances, but the layer computes'
           ' its variance from further running statistics',
+      )
+
+
+def check_replaceable(
+    algorithm: str,
+    model: BatchNormModel,
+    layers: Iterable[keras.layers.Layer],
+    reason: str,
+) -> None:
+  """Checks that an algorithm can replace the computation of layers.
+
+  Args:
+    algorithm: The algorithm, for messages.
+    model: The model.
+    layers: Its trained batch normalization layers.
+    reason: What the algorithm computes instead, for messages.
+
+  Raises:
+    ValueError: If a layer has `renorm=True`, is a batch renormalization, or of
+      a class with its own computation.
+  """
+  check_no_renorm(
+      algorithm,
+      model,
+      f'{reason}, so renormalization would have no effect',
+      'keras.layers.BatchNormalization without it',
+  )
+  for layer in layers:
+    if isinstance(layer, BatchRenormalization):
+      raise ValueError(
+          f'{algorithm} is impossible with batch renormalization, as in the'
+          f' layer {layer.name!r} of the model {model.keras_model.name!r}:'
+          f' {reason}. Use keras.layers.BatchNormalization'
+          " (tff_bn.convert_batch_norm(model, to='batch')), or fedavg."
+      )
+    own = fused_batch_norm.own_method(layer, _REPLACEABLE)
+    if own:
+      raise ValueError(
+          f'The batch normalization layer {layer.name!r} is a'
+          f' {type(layer).__name__}, whose method {own} may change the'
+          f' computation, so {algorithm} cannot replace it. Use'
+          ' keras.layers.BatchNormalization, or fedavg.'
       )
 
 
