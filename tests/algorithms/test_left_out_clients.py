@@ -37,6 +37,7 @@ _BUILDERS = {
     # The default counts clients that are left out, too.
     'scaffold': functools.partial(algorithms.build_scaffold, num_clients=4),
     'moon': algorithms.build_moon,
+    'greg': algorithms.build_greg,
     'fed_bs': functools.partial(algorithms.build_fed_bs, epsilon=1e-9),
     # These two train twice in a round.
     'fed_rep': algorithms.build_fed_rep,
