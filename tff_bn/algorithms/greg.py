@@ -49,7 +49,7 @@ def build_greg(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
     *,
-    consistency_weight: float = 1.0,
+    consistency_weight: float = 0.1,
     build_process: Callable[..., Process] = fed_avg.build_fed_avg,
     **options: Any,
 ) -> Process:
@@ -107,7 +107,7 @@ class GReg(drift_correction.DriftCorrection):
     consistency_weight: λ, at least 0.
   """
 
-  consistency_weight: float = 1.0
+  consistency_weight: float = 0.1
 
   def __post_init__(self):
     options_lib.check_fields(self, algorithms.OPTIONS)

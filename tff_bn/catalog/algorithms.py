@@ -398,7 +398,7 @@ GREG_WEIGHT = _own_option(
     'greg_weight',
     value_types.NOT_NEGATIVE,
     'λ of greg: the weight of the divergence of the two outputs',
-    1.0,
+    0.1,
     argument='consistency_weight',
 )
 

@@ -176,7 +176,7 @@ _SETTINGS = """
 --algorithm=fedbn+fedbs
     proximal_strength=0.001 fedbs_epsilon=0.01 moon_weight=
 --algorithm=local_affine+greg --loss=SparseCategoricalCrossentropy
-    greg_weight=1.0 moon_weight=
+    greg_weight=0.1 moon_weight=
 --pan=add
     pan_amplitude=0.05 pan_period=1.0 pan_personal_share=0.0
 --pan=multiply
