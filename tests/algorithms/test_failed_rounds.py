@@ -32,7 +32,7 @@ _NAMES = [
     *('fed_bn', 'scaffold', 'fed_avg'),
     *(
         pytest.param(name, marks=pytest.mark.slow)
-        for name in ('fbn', 'fedtan', 'fixbn', 'fed_bs')
+        for name in ('fbn', 'fedtan', 'fixbn', 'fed_bs', 'greg')
     ),
 ]
 

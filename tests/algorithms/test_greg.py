@@ -13,6 +13,7 @@ import tensorflow_federated as tff
 import tff_bn
 from tff_bn import BatchNormModel
 from tff_bn import algorithms
+from tff_bn import models
 from tff_bn.layers import StaticBatchNormalization
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
@@ -465,3 +466,47 @@ def test_algorithms_that_cannot_be_corrected(build, options, message):
         build_process=getattr(algorithms, build),
         **options,
     )
+
+
+def _small_cnn(precision='float32'):
+  keras.utils.set_random_seed(3)
+  return BatchNormModel(
+      models.build_model_fn('small_cnn', (8, 8, 1), 3, precision=precision),
+      (tf.TensorSpec((None, 8, 8, 1)), tf.TensorSpec((None,), tf.int32)),
+      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
+          from_logits=True
+      ),
+      metrics_fn=lambda: [],
+  )
+
+
+def _weights_of_images(model, **options):
+  rng = np.random.default_rng(4)
+  data = [
+      tf.data.Dataset.from_tensor_slices(
+          (
+              rng.normal(size=(12, 8, 8, 1)).astype(np.float32),
+              rng.integers(3, size=12).astype(np.int32),
+          )
+      ).batch(6)
+      for _ in range(2)
+  ]
+  process = _build(model, _SGD(0.02), **options)
+  return client_rounds.run(process, data, 2).weights(model)
+
+
+@pytest.mark.slow
+def test_compiled_by_xla():
+  model = _small_cnn()
+  found = _weights_of_images(model, jit_compile=True)
+  _assert_close(found, _weights_of_images(model), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_float16():
+  """16-bit logits are compared in float32."""
+  found, expected = (
+      _weights_of_images(_small_cnn(precision))
+      for precision in ('mixed_float16', 'float32')
+  )
+  _assert_close(found, expected, rtol=0, atol=0.02)
