@@ -257,6 +257,16 @@ PICTURES: Mapping[str, Sequence[Step]] = {
         Up(_MODEL),
         AtServer(_AVERAGE),
     ),
+    'greg': (
+        Down(_MODEL),
+        AtClients(
+            'Local steps. The loss has a term for the difference between two'
+            ' outputs: with the statistics of the batch, and with the received'
+            ' moving statistics.'
+        ),
+        Up(_MODEL),
+        AtServer(_AVERAGE),
+    ),
     'fedbs': (
         Down(_MODEL),
         AtClients('Local steps; the loss of the round.'),

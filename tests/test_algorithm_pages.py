@@ -9,8 +9,9 @@ import pytest
 import segmentation_tables
 
 _PAGES = sorted(algorithm_pages.PAGES.glob('*.md'))
-# The comparison does not vary the momentum, which decides DSGD's results.
-_NOT_COMPARED = ('dsgd',)
+# The comparison does not vary the momentum, which decides DSGD's results. The
+# others were added after its last run.
+_NOT_COMPARED = ('dsgd', 'greg', 'bn_scaffold')
 
 
 @pytest.mark.parametrize('name', algorithm_pictures.PICTURES)

@@ -38,6 +38,7 @@ _ALGORITHM_COLORS = {
     'fedprox': '#C49C5A',
     'scaffold': '#3B5BDB',
     'moon': '#FF8A80',
+    'greg': '#E6002E',
     'fedbs': '#4F7942',
     'fedper': '#E100D2',
     'fedrep': '#780000',

@@ -33,7 +33,9 @@ _NAMES = [
     *('fed_bn', 'scaffold', 'fed_avg'),
     *(
         pytest.param(name, marks=pytest.mark.slow)
-        for name in ('fbn', 'fedtan', 'fixbn', 'fed_bs', 'bn_scaffold')
+        for name in (
+            *('fbn', 'fedtan', 'fixbn', 'fed_bs', 'greg', 'bn_scaffold'),
+        )
     ),
 ]
 

@@ -40,6 +40,7 @@ _BUILDERS = {
         algorithms.build_bn_scaffold, num_clients=4
     ),
     'moon': algorithms.build_moon,
+    'greg': algorithms.build_greg,
     'fed_bs': functools.partial(algorithms.build_fed_bs, epsilon=1e-9),
     # These two train twice in a round.
     'fed_rep': algorithms.build_fed_rep,

@@ -110,6 +110,7 @@ _COUNT = ((0, -1, 1.5), 'a whole number, at least 1')
         ('build_fed_prox', 'proximal_strength', *_NOT_NEGATIVE),
         ('build_moon', 'contrastive_weight', *_NOT_NEGATIVE),
         ('build_moon', 'temperature', *_POSITIVE),
+        ('build_greg', 'consistency_weight', *_NOT_NEGATIVE),
         ('build_dsgd', 'momentum', *_SHARE),
         ('build_centralized', 'momentum', *_SHARE),
         ('build_hbn', 'statistics_rate', (0, -0.1, 1.5, _NAN), 'at most 1'),

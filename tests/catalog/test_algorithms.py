@@ -36,10 +36,16 @@ def test_corrections_alone_are_of_fedavg():
     assert both.correction is correction
 
 
+# Without shared statistics, or without batch statistics in training.
+_NO_GREG = ('fedbn', 'silobn', 'lg_fedavg', 'fbn', 'hbn')
+
+
 @pytest.mark.parametrize('correction', list(algorithms.CORRECTIONS))
 @pytest.mark.parametrize('name', list(algorithms.ALGORITHMS))
 def test_every_combination_is_made_or_refused(name, correction):
   possible = name in _FEDERATED or (name in _FEDTAN and correction == 'fedprox')
+  if correction == 'greg' and name in _NO_GREG:
+    possible = False
   both = f'{name}+{correction}'
   if not possible:
     message = f"{correction} can't be combined with {name}: "
@@ -77,6 +83,23 @@ def test_names_that_are_refused(name, message):
     algorithms.find(name)
   with pytest.raises(ValueError, match=re.escape(message)):
     algorithms.ALGORITHM.values.parse(name)
+
+
+@pytest.mark.parametrize(
+    ('name', 'reason'),
+    [
+        ('fbn', 'its clients normalize with running statistics in training'),
+        ('hbn', 'its clients normalize with running statistics in training'),
+        ('fedbn', 'its clients keep their BN statistics, so the server has no'),
+        ('silobn', 'its clients keep their BN statistics'),
+        ('lg_fedavg', 'its clients keep their BN statistics'),
+        ('fedtan', 'the first step of its rounds'),
+    ],
+)
+def test_greg_needs_batch_statistics_and_shared_ones(name, reason):
+  message = f"greg can't be combined with {name}: {reason}"
+  with pytest.raises(ValueError, match=re.escape(message)):
+    algorithms.find(f'{name}+greg')
 
 
 def test_refused_on_the_command_line(capsys):

@@ -16,6 +16,7 @@ from typing_extensions import Unpack
 
 from tff_bn.aggregators import moments_factories
 from tff_bn.aggregators import robust_moments
+from tff_bn.algorithms import greg
 from tff_bn.catalog import algorithms
 from tff_bn.clients import backward_statistics
 from tff_bn.clients.client_work import Moves
@@ -141,6 +142,11 @@ def build_fbn(
       'FBN', model, layers, 'it normalizes by the running statistics'
   )
   momentum = [layer.momentum for layer in layers]
+  if isinstance(options.get('drift_correction'), greg.GReg):
+    raise ValueError(
+        "drift_correction=GReg can't be combined with FBN:"
+        f' {algorithms.RUNNING_STATISTICS}.'
+    )
   rule = robust_moments.statistics_rule('FBN', options)
   options['statistics_aggregator'] = moments_factories.FbnMomentsFactory(
       momentum, rule, pooled=pooled, unbiased=False

@@ -11,6 +11,7 @@ from typing import Any, Optional
 
 from tff_bn.catalog import rules
 from tff_bn.catalog import server
+from tff_bn.catalog import tasks
 from tff_bn.catalog import value_types
 from tff_bn.catalog.options import OWN_NAME
 from tff_bn.catalog.options import Condition
@@ -119,6 +120,8 @@ class Algorithm(_Entry):
       why, as the end of a sentence.
     no_drift: Why corrections can't be combined with it, if they can't.
     possible_corrections: The corrections that can, nevertheless.
+    impossible_corrections: Other corrections that can't be combined with it,
+      and why, as the end of a sentence.
     correction: The correction with which it is combined.
   """
 
@@ -134,6 +137,9 @@ class Algorithm(_Entry):
   ignores: Mapping[str, str] = dataclasses.field(default_factory=dict)
   no_drift: Optional[str] = None
   possible_corrections: Collection[str] = ()
+  impossible_corrections: Mapping[str, str] = dataclasses.field(
+      default_factory=dict
+  )
   correction: Optional[Correction] = None
 
   @property
@@ -157,10 +163,12 @@ class Algorithm(_Entry):
     Raises:
       ValueError: If the correction can't be combined with it.
     """
-    if self.no_drift and correction.name not in self.possible_corrections:
+    reason = self.impossible_corrections.get(correction.name)
+    if correction.name not in self.possible_corrections:
+      reason = self.no_drift or reason
+    if reason:
       raise ValueError(
-          f"{correction.name} can't be combined with {self.name}:"
-          f' {self.no_drift}.'
+          f"{correction.name} can't be combined with {self.name}: {reason}."
       )
     return dataclasses.replace(
         self,
@@ -413,6 +421,13 @@ MOON_FEATURE_LAYER = _own_option(
     default_text='the last hidden layer, which is --moon_projection if given',
     argument='feature_layer',
 )
+GREG_WEIGHT = _own_option(
+    'greg_weight',
+    value_types.NOT_NEGATIVE,
+    'λ of greg: the weight of the divergence of the two outputs',
+    0.1,
+    argument='consistency_weight',
+)
 
 _LAYERS = (
     'a regular expression for whole names of layers, or paths such as'
@@ -461,6 +476,14 @@ FIRST_STEP = (
     ' clients; a correction would change the losses, gradients or weights of'
     ' single clients'
 )
+
+RUNNING_STATISTICS = (
+    'its clients normalize with running statistics in training, too, so there'
+    ' are no others to compare with'
+)
+_NO_SHARED_STATISTICS = {
+    'greg': 'its clients keep their BN statistics, so the server has none'
+}
 
 
 def _has_no_averages(options: Any) -> bool:
@@ -560,6 +583,9 @@ _PLAIN_SGD = (
     ' steps of plain SGD; use '
 )
 _LOSSES = ', which weights the clients by their losses'
+_PROBABILITIES = ', which compares probabilities of exclusive classes'
+# The losses of their softmax; None: the default.
+_SOFTMAX_LOSSES = (None, 'cross_entropy', 'categorical_focal_crossentropy')
 _ALL_CLIENTS = Need(
     'client_filter',
     lambda options: options.client_filter is None,
@@ -619,6 +645,28 @@ CORRECTIONS: Parts[Correction] = Parts(
         f'{_ROOM}.moon:build_moon',
         (MOON_WEIGHT, MOON_TEMPERATURE, MOON_FEATURE_LAYER),
         needs=(_ALL_CLIENTS,),
+    ),
+    Correction(
+        'greg',
+        'outputs with the statistics of the batch and with the running ones of'
+        ' the server stay similar (see --greg_weight)',
+        f'{_ROOM}.greg:build_greg',
+        (GREG_WEIGHT,),
+        needs=(
+            _ALL_CLIENTS,
+            Need(
+                'task',
+                lambda options: options.task in (None, *tasks.EXCLUSIVE),
+                f'{_PROBABILITIES}; use {" or ".join(tasks.EXCLUSIVE)}',
+            ),
+            Need(
+                'loss',
+                lambda options: options.loss in _SOFTMAX_LOSSES
+                or names_code(options.loss),
+                f'{_PROBABILITIES} by the softmax of its loss; use'
+                f' {" or ".join(filter(None, _SOFTMAX_LOSSES))}',
+            ),
+        ),
     ),
     Correction(
         'fedbs',
@@ -712,6 +760,7 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         f'{_ROOM}.fed_bn:build_fed_bn',
         _SERVER + (LOCAL_LAYERS,),
         features=(rules.MEAN, CLIENT_MODELS),
+        impossible_corrections=_NO_SHARED_STATISTICS,
     ),
     Algorithm(
         'silobn',
@@ -719,6 +768,7 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         f'{_ROOM}.silo_bn:build_silo_bn',
         _SERVER + (LOCAL_LAYERS,),
         features=(rules.MEAN, CLIENT_MODELS),
+        impossible_corrections=_NO_SHARED_STATISTICS,
     ),
     Algorithm(
         'local_affine',
@@ -751,6 +801,7 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         f'{_ROOM}.lg_fed_avg:build_lg_fed_avg',
         _SERVER + (HEAD_LAYERS,),
         features=(rules.MEAN, CLIENT_MODELS),
+        impossible_corrections=_NO_SHARED_STATISTICS,
     ),
     Algorithm(
         'fedbabu',
@@ -813,6 +864,7 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         f'{_ROOM}.fbn:build_fbn',
         _SERVER + _FBN,
         needs=_FBN_NEEDS,
+        impossible_corrections={'greg': RUNNING_STATISTICS},
     ),
     Algorithm(
         'bn_scaffold',
@@ -849,6 +901,7 @@ ALGORITHMS: Parts[Algorithm] = Parts(
             ),
         ),
         ignores={'batch_norm_momentum': 'which has --hbn_statistics_rate'},
+        impossible_corrections={'greg': RUNNING_STATISTICS},
     ),
     Algorithm(
         'dsgd',

@@ -64,7 +64,7 @@ def test_defaults(tmp_path):
       client_optimizer= client_learning_rate=0.1 client_weighting=num_examples
       pan=off pan_amplitude= pan_period= pan_personal_share= shuffle_times=
       shuffle_probability= proximal_strength= fedbs_epsilon= moon_weight=
-      moon_temperature= moon_feature_layer= save_client_models=
+      moon_temperature= moon_feature_layer= greg_weight= save_client_models=
       """,
   )
   assert _again(resolved, tmp_path) == resolved
@@ -175,6 +175,8 @@ _SETTINGS = """
     statistics=naive moon_weight=1.0 moon_temperature=0.5 moon_feature_layer=
 --algorithm=fedbn+fedbs
     proximal_strength=0.001 fedbs_epsilon=0.01 moon_weight=
+--algorithm=local_affine+greg --loss=SparseCategoricalCrossentropy
+    greg_weight=0.1 moon_weight=
 --pan=add
     pan_amplitude=0.05 pan_period=1.0 pan_personal_share=0.0
 --pan=multiply
@@ -448,6 +450,15 @@ _CONTRADICTIONS = """
     fedprox, fedbs.
 --algorithm=fedprox --moon_weight=1
     --moon_weight=1.0 has no effect with --algorithm=fedprox; it is for moon.
+--algorithm=moon --greg_weight=1
+    --greg_weight=1.0 has no effect with --algorithm=moon; it is for greg.
+--algorithm=greg --task=regression
+    --task=regression is impossible with greg, which compares probabilities of
+    exclusive classes; use classification or segmentation.
+--algorithm=greg --loss=focal
+    --loss=focal is impossible with greg, which compares probabilities of
+    exclusive classes by the softmax of its loss; use cross_entropy or
+    categorical_focal_crossentropy.
 --algorithm=fbn+scaffold --client_momentum=0.9
     --client_momentum=0.9 is impossible with fbn+scaffold
 --algorithm=fedbs --model_aggregator=median
