@@ -102,6 +102,15 @@ PICTURES: Mapping[str, Sequence[Step]] = {
         Up('kernels, moving mean and variance'),
         AtServer('Takes the mean of what was sent'),
     ),
+    'fedstein': (
+        Down('kernels, moving mean and variance'),
+        AtClients(_BATCH + ' Scale and shift stay here from round to round.'),
+        Up('kernels, moving mean and variance'),
+        AtServer(
+            'Takes the mean of what was sent, and shrinks the moving mean and'
+            ' variance of each layer towards 0 (James-Stein)'
+        ),
+    ),
     'fedper': (
         Down('everything outside of the head'),
         AtClients(_BATCH + ' The head stays here from round to round.'),

@@ -45,7 +45,8 @@ _ALGORITHM_COLORS = {
     'lg_fedavg': '#0000FF',
     'fedbabu': '#006900',
     'ditto': '#2D0078',
-    'bn_scaffold': '#7A5230',
+    'fedstein': '#004854',
+    'bn_scaffold': '#6C00CC',
 }
 
 

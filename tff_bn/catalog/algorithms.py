@@ -778,6 +778,13 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         features=(rules.MEAN, CLIENT_MODELS),
     ),
     Algorithm(
+        'fedstein',
+        'local_affine that shrinks the averaged statistics (James-Stein)',
+        f'{_ROOM}.fed_stein:build_fed_stein',
+        _SERVER + _SHARED + (LOCAL_LAYERS,),
+        features=(rules.MEAN, CLIENT_MODELS),
+    ),
+    Algorithm(
         'fedper',
         'the head (see --head_layers) stays with the client, everything else is'
         ' averaged',
