@@ -44,6 +44,8 @@ _ALGORITHM_COLORS = {
     'lg_fedavg': '#0000FF',
     'fedbabu': '#006900',
     'ditto': '#2D0078',
+    'fednova': '#00E0A0',
+    'feddyn': '#A0522D',
 }
 
 

@@ -27,12 +27,13 @@ _OPTIONS = {
     'fixbn': dict(fixbn_rounds=3),
     # A dropped client still counts for N.
     'scaffold': dict(num_clients=4),
+    'fed_dyn': dict(num_clients=4),
 }
 _NAMES = [
     *('fed_bn', 'scaffold', 'fed_avg'),
     *(
         pytest.param(name, marks=pytest.mark.slow)
-        for name in ('fbn', 'fedtan', 'fixbn', 'fed_bs')
+        for name in ('fbn', 'fedtan', 'fixbn', 'fed_bs', 'fed_nova', 'fed_dyn')
     ),
 ]
 

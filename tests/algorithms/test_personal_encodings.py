@@ -45,6 +45,8 @@ _ALIKE = frozenset(
         'build_dsgd',
         'build_fbn',
         'build_scaffold',
+        'build_fed_nova',
+        'build_fed_dyn',
     ]
 )
 

@@ -3,9 +3,9 @@
 Clients with different data train their models apart between two exchanges. A
 `DriftCorrection` changes a client's loss, its gradients, its update, its weight
 at the server, or the server's step; examples are `FedProx`, `Scaffold`, `Moon`,
-`FedBs`, `FedNova` and `FedDyn` in `tff_bn.algorithms`. It depends neither on the treatment of batch normalization
-nor on the choice of shared variables, so most builders of `tff_bn.algorithms`
-accept any correction.
+`FedBs`, `FedNova` and `FedDyn` in `tff_bn.algorithms`. It depends neither on
+the treatment of batch normalization nor on the choice of shared variables, so
+most builders of `tff_bn.algorithms` accept any correction.
 """
 
 import abc
