@@ -45,7 +45,7 @@ _ALGORITHM_COLORS = {
     'fedbabu': '#006900',
     'ditto': '#2D0078',
     'fednova': '#00E0A0',
-    'feddyn': '#A0522D',
+    'feddyn': '#E6002E',
 }
 
 
