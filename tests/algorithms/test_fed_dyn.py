@@ -149,6 +149,18 @@ def test_local_variables_have_no_terms(toy, build_process, local):
   _check_rounds(toy, model, process, truth, [(range(3), {})] * 3)
 
 
+def test_states_go_through_the_phases_of_fixbn(toy):
+  model, process = _fed_dyn(
+      build_process=algorithms.build_fixbn, fixbn_rounds=1, num_clients=3
+  )
+  rounds = [
+      (range(3), {}),
+      (range(3), dict(fixed=True)),
+      ((0, 2), dict(fixed=True)),
+  ]
+  _check_rounds(toy, model, process, _Truth(toy, model), rounds)
+
+
 def test_sums_equal_the_mean(toy):
   model, process = _fed_dyn(sum_aggregator=tff.aggregators.SumFactory())
   truth = _Truth(toy, model)

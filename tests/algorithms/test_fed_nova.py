@@ -170,6 +170,14 @@ def test_local_variables_are_not_normalized(toy, build_process, local):
   _check_rounds(toy, model, process, truth, [{}] * 2)
 
 
+def test_with_fixed_statistics(toy):
+  model, process = _fed_nova(
+      build_process=algorithms.build_fixbn, fixbn_rounds=1
+  )
+  rounds = [{}, dict(fixed=True), dict(fixed=True)]
+  _check_rounds(toy, model, process, _Truth(toy, model), rounds)
+
+
 @pytest.mark.parametrize('momentum', [None, 0.6])
 @pytest.mark.parametrize(
     'name', ['fed_avg', 'fed_bn', pytest.param('fbn', marks=pytest.mark.slow)]
