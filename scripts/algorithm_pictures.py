@@ -285,6 +285,28 @@ PICTURES: Mapping[str, Sequence[Step]] = {
             ' similar: FedProx.'
         ),
     ),
+    'fednova': (
+        Down(_MODEL),
+        AtClients(_BATCH + ' Divides the change of the weights by its steps.'),
+        Up('change per step, number of steps, moving mean and variance'),
+        AtServer(
+            'Moves by the mean change per step times the mean number of'
+            ' steps. Takes the mean of the statistics.'
+        ),
+    ),
+    'feddyn': (
+        Down(_MODEL),
+        AtClients(
+            'Local steps. The loss has a linear term, from the changes of the'
+            ' model in earlier rounds, and a term that grows with the distance'
+            ' to the received model. The client keeps the sum of its changes.'
+        ),
+        Up(_MODEL),
+        AtServer(
+            _AVERAGE + ', and adds the changes of the earlier rounds to the'
+            ' mean of the weights.'
+        ),
+    ),
 }
 
 _WIDTH = 720

@@ -47,6 +47,8 @@ _ALGORITHM_COLORS = {
     'ditto': '#2D0078',
     'fedstein': '#004854',
     'bn_scaffold': '#6C00CC',
+    'fednova': '#00E0A0',
+    'feddyn': '#00D800',
 }
 
 

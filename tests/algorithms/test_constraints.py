@@ -105,6 +105,7 @@ _BUILDERS = {
     'compiled': (algorithms.build_fed_avg, dict(jit_compile=True)),
     'fedtan': (algorithms.build_fedtan, dict(local_steps=2)),
     'scaffold': (algorithms.build_scaffold, {}),
+    'fed_nova': (algorithms.build_fed_nova, {}),
     'moon': (
         algorithms.build_moon,
         dict(contrastive_weight=0.0, feature_layer='features'),

@@ -28,6 +28,7 @@ _OPTIONS = {
     # A dropped client still counts for N.
     'scaffold': dict(num_clients=4),
     'bn_scaffold': dict(num_clients=4),
+    'fed_dyn': dict(num_clients=4),
 }
 _NAMES = [
     *('fed_bn', 'scaffold', 'fed_avg'),
@@ -35,6 +36,7 @@ _NAMES = [
         pytest.param(name, marks=pytest.mark.slow)
         for name in (
             *('fbn', 'fedtan', 'fixbn', 'fed_bs', 'greg', 'bn_scaffold'),
+            *('fed_nova', 'fed_dyn'),
         )
     ),
 ]

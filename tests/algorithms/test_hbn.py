@@ -246,6 +246,8 @@ def test_other_weights_and_server_optimizers_move_no_statistics(toy):
         'build_fed_bs',
         pytest.param('build_moon', marks=pytest.mark.slow),
         pytest.param('build_scaffold', marks=pytest.mark.slow),
+        pytest.param('build_fed_nova', marks=pytest.mark.slow),
+        pytest.param('build_fed_dyn', marks=pytest.mark.slow),
     ],
 )
 def test_corrections_of_drift(toy, name):

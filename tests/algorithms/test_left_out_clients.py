@@ -41,6 +41,8 @@ _BUILDERS = {
     ),
     'moon': algorithms.build_moon,
     'greg': algorithms.build_greg,
+    'fed_nova': algorithms.build_fed_nova,
+    'fed_dyn': functools.partial(algorithms.build_fed_dyn, num_clients=4),
     'fed_bs': functools.partial(algorithms.build_fed_bs, epsilon=1e-9),
     # These two train twice in a round.
     'fed_rep': algorithms.build_fed_rep,
@@ -165,7 +167,9 @@ def test_with_deeper_models(name, model_name):
 # In this runtime, only the kind of the state differs between algorithms.
 @pytest.mark.slow
 @pytest.mark.usefixtures('native_runtime')
-@pytest.mark.parametrize('name', ['fed_avg', 'fedtan', 'scaffold'])
+@pytest.mark.parametrize(
+    'name', ['fed_avg', 'fedtan', 'scaffold', 'fed_dyn']
+)
 def test_in_the_native_runtime(name):
   _check(name)
 

@@ -46,6 +46,8 @@ _ALIKE = frozenset(
         'build_fbn',
         'build_scaffold',
         'build_bn_scaffold',
+        'build_fed_nova',
+        'build_fed_dyn',
     ]
 )
 

@@ -19,6 +19,10 @@ _BUILDERS = {
     'fed_bn': algorithms.build_fed_bn,
     'fedtan': algorithms.build_fedtan,
     'scaffold': algorithms.build_scaffold,
+    # Its builder takes only means.
+    'fed_dyn': functools.partial(
+        algorithms.build_fed_avg, drift_correction=algorithms.FedDyn(0.01)
+    ),
     'fed_bs': functools.partial(algorithms.build_fed_bs, epsilon=1e-9),
 }
 

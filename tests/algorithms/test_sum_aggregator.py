@@ -66,7 +66,7 @@ def _assert_close(found, expected, rtol=1e-5, atol=2e-6):
     'name',
     [
         *('build_fed_avg', 'build_silo_bn', 'build_fbn', 'build_hbn'),
-        'build_scaffold',
+        *('build_scaffold', 'build_fed_nova', 'build_fed_dyn'),
     ],
 )
 def test_sums_train_as_without_them(toy_images, name):

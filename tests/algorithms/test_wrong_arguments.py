@@ -117,6 +117,8 @@ _COUNT = ((0, -1, 1.5), 'a whole number, at least 1')
         ('build_fed_avg', 'server_clip_norm', *_POSITIVE),
         ('build_fixbn', 'fixbn_rounds', *_COUNT),
         ('build_scaffold', 'num_clients', *_COUNT),
+        ('build_fed_dyn', 'num_clients', *_COUNT),
+        ('build_fed_dyn', 'feddyn_strength', *_POSITIVE),
     ],
 )
 def test_wrong_numbers(name, argument, values, message):
@@ -133,6 +135,7 @@ def test_wrong_numbers(name, argument, values, message):
         ('build_fed_prox', dict(proximal_strength='1')),
         ('build_fed_bs', dict(epsilon='1')),
         ('build_moon', dict(temperature='1')),
+        ('build_fed_dyn', dict(feddyn_strength='1')),
         ('build_dsgd', dict(momentum='1')),
         ('build_centralized', dict(momentum='1')),
         ('build_hbn', dict(statistics_rate='1')),

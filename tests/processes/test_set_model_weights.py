@@ -41,6 +41,7 @@ _PROCESSES = {
         _shared('build_scaffold', build_process=algorithms.build_fed_bn),
         _STATISTICS | _AFFINE,
     ),
+    'fed_dyn': (_shared('build_fed_dyn', num_clients=5), set()),
     'moon': (_shared('build_moon'), set()),
     'phased': (_phased, _STATISTICS | _AFFINE),
 }

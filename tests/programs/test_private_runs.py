@@ -127,6 +127,10 @@ def test_values_out_of_bounds_are_said(tmp_path, caplog):
   --algorithm=single
 --privacy=dp --dp_epsilon=1 --algorithm=scaffold
   scaffold
+--privacy=dp --dp_epsilon=1 --algorithm=fednova
+  FedNova is impossible
+--privacy=dp --dp_epsilon=1 --algorithm=feddyn
+  impossible with FedDyn
 """)
 def test_wrong_flags(arguments, expected, tmp_path, capsys):
   folder = tmp_path / 'run'

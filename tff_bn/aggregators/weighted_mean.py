@@ -7,6 +7,8 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.common import checks
+
 # The weighted mean of a set of clients, and the sum of their weights.
 Total = collections.OrderedDict[str, Any]
 
@@ -82,6 +84,22 @@ class WeightedMeanFactory(tff.aggregators.WeightedAggregationFactory):
       )
 
     return tff.templates.AggregationProcess(initialize, next_fn)
+
+
+def check_mean(name: str, model_aggregator: Any) -> None:
+  """Raises a `TypeError` if a builder's `model_aggregator` is no mean.
+
+  Args:
+    name: The algorithm that needs the mean.
+    model_aggregator: The argument; `None` is the mean.
+  """
+  checks.check_type(
+      'model_aggregator',
+      model_aggregator,
+      (WeightedMeanFactory, tff.aggregators.MeanFactory, type(None)),
+      f'be a weighted mean, which {name} needs, such as'
+      ' tff_bn.aggregators.WeightedMeanFactory()',
+  )
 
 
 def of_nobody(value_type: tff.Type) -> Total:

@@ -400,6 +400,15 @@ FEDBS_EPSILON = _own_option(
     0.01,
     argument='epsilon',
 )
+FEDDYN_STRENGTH = _own_option(
+    'feddyn_strength',
+    value_types.POSITIVE,
+    "α of feddyn: α/2 times the squared distance from the server's model is"
+    " added to the loss, and the client's state moves by α times the change of"
+    ' its model',
+    # As in the authors' code for CIFAR-10.
+    0.01,
+)
 MOON_WEIGHT = _own_option(
     'moon_weight',
     value_types.NOT_NEGATIVE,
@@ -582,6 +591,11 @@ _PLAIN_SGD = (
     ', which computes the mean gradient of a client from the change by its'
     ' steps of plain SGD; use '
 )
+_NEEDS_SGD = (
+    ', which needs the factor of each gradient in the change of the model; use'
+    ' sgd'
+)
+_MEAN = ', which needs the weighted mean of what the clients send'
 _LOSSES = ', which weights the clients by their losses'
 _PROBABILITIES = ', which compares probabilities of exclusive classes'
 # The losses of their softmax; None: the default.
@@ -595,6 +609,17 @@ _NO_AVERAGES = Need(
     'fbn_backward',
     _has_no_averages,
     ": both correct the gradients of the clients' steps",
+)
+
+
+_ONLY_MEAN = (
+    _ALL_CLIENTS,
+    Need(
+        'model_aggregator',
+        lambda options: options.model_aggregator == 'mean',
+        _MEAN,
+    ),
+    Need('attack', lambda options: not rules.takes_no_weights(options), _MEAN),
 )
 
 
@@ -687,6 +712,26 @@ CORRECTIONS: Parts[Correction] = Parts(
                 _LOSSES,
             ),
         ),
+    ),
+    Correction(
+        'fednova',
+        'updates are divided by the numbers of local steps, and the server'
+        ' moves by their mean times the mean number of steps',
+        f'{_ROOM}.fed_nova:build_fed_nova',
+        needs=(
+            *_ONLY_MEAN,
+            Need('client_optimizer', _is_plain_sgd, _NEEDS_SGD),
+        ),
+    ),
+    Correction(
+        'feddyn',
+        "each client's loss has a term that moves its optimum towards that of"
+        ' all clients (see --feddyn_strength)',
+        f'{_ROOM}.fed_dyn:build_fed_dyn',
+        (FEDDYN_STRENGTH,),
+        client_weighting='uniform',
+        needs_num_clients=True,
+        needs=_ONLY_MEAN,
     ),
     of_object=_correction_of_object,
 )

@@ -410,6 +410,30 @@ class ClientWork:
         for mean, variance in self._weights.statistics
     ]
 
+  def server_update(self, state: tff.Value, aggregated: tff.Value) -> tff.Value:
+    """Returns the update that the server's step uses, at the server.
+
+    For use in a `tff.federated_computation`.
+
+    Args:
+      state: The server's state for the clients.
+      aggregated: The aggregated update.
+    """
+    correction = self.correction
+    if correction is None:
+      return aggregated
+
+    @tff.tensorflow.computation(
+        self.state_type, aggregated.type_signature.member
+    )
+    def corrected(state, aggregated):
+      return collections.OrderedDict(
+          aggregated,
+          **correction.server_update(state['correction'], aggregated),
+      )
+
+    return tff.federated_map(corrected, (state, aggregated))
+
   def finish_round(
       self, state: tff.Value, report: tff.Value, *for_correction: tff.Value
   ) -> tuple[tff.Value, tff.Value]:

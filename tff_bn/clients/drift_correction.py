@@ -1,11 +1,11 @@
 """Corrections of the drift of the clients' models during local training.
 
 Clients with different data train their models apart between two exchanges. A
-`DriftCorrection` changes a client's loss, its gradients, or its weight at the
-server; examples are `FedProx`, `Scaffold`, `Moon` and `FedBs` in
-`tff_bn.algorithms`. It depends neither on the treatment of batch normalization
-nor on the choice of shared variables, so most builders of `tff_bn.algorithms`
-accept any correction.
+`DriftCorrection` changes a client's loss, its gradients, its update, its weight
+at the server, or the server's step; examples are `FedProx`, `Scaffold`, `Moon`,
+`FedBs`, `FedNova` and `FedDyn` in `tff_bn.algorithms`. It depends neither on
+the treatment of batch normalization nor on the choice of shared variables, so
+most builders of `tff_bn.algorithms` accept any correction.
 """
 
 import abc
@@ -128,7 +128,8 @@ class BoundCorrection:
 
     Returns:
       The client's new state, as in `initial_client_state`, and additional parts
-      of its update, see `tff_bn.aggregators.model_update`.
+      of its update, see `tff_bn.aggregators.model_update`. A part `trainable`
+      replaces the differences of the shared trainable variables.
     """
     del started, before, after, collected, client_state
     return collections.OrderedDict(), collections.OrderedDict()
@@ -168,6 +169,20 @@ class BoundCorrection:
   def state_for_clients(self, server_state: State) -> State:
     """Returns the part of the server's state that is sent to clients."""
     return server_state
+
+  def server_update(self, server_state: State, aggregated: State) -> State:
+    """Returns changed parts of the aggregated update, by name.
+
+    The server's step uses them in place of the aggregated ones. A changed
+    `trainable` is the gradient that the server optimizer gets.
+
+    Args:
+      server_state: The state before the round.
+      aggregated: The aggregated updates, with the parts that `finish` returned,
+        `num_participants` (the clients with weight) and `num_dropped`.
+    """
+    del server_state, aggregated
+    return collections.OrderedDict()
 
   def next_server_state(
       self,

@@ -72,6 +72,11 @@ def averaged(old: Any, gradient: tf.Tensor, momentum: float) -> tf.Tensor:
   return old_share * old + new_share * gradient
 
 
+def is_sgd(optimizer: tff.learning.optimizers.Optimizer) -> bool:
+  """Whether an optimizer is TFF's SGD, with or without momentum."""
+  return isinstance(optimizer, type(tff.learning.optimizers.build_sgdm()))
+
+
 def default_hyperparameters(
     optimizer: tff.learning.optimizers.Optimizer,
 ) -> Any:

@@ -145,13 +145,15 @@ class SharedWeights:
         ' alone.'
     )
 
-  def _structured(self, positions: Sequence[int], values: Sequence[Any]) -> Any:
+  def _structured(
+      self, positions: Sequence[int], values: Sequence[Any] | Mapping[int, Any]
+  ) -> Any:
     if not self._local:
       return [values[p] for p in positions]
     return self._named(positions, values)
 
   def _named(
-      self, positions: Sequence[int], values: Sequence[Any]
+      self, positions: Sequence[int], values: Sequence[Any] | Mapping[int, Any]
   ) -> collections.OrderedDict[str, Any]:
     return collections.OrderedDict(
         (self._model.variables[p].name, values[p]) for p in positions
@@ -291,6 +293,16 @@ class SharedWeights:
   def trainable(self) -> Sequence[int]:
     """The positions of the shared trainable variables."""
     return self._trainable
+
+  def trainable_part(self, values: Sequence[Any]) -> Any:
+    """Returns values in the form of the part `trainable` of an update.
+
+    Args:
+      values: A value for each of `trainable`.
+    """
+    return self._structured(
+        self._trainable, dict(zip(self._trainable, values, strict=True))
+    )
 
   def trainable_specs(self) -> Any:
     """Returns the `tf.TensorSpec`s of the shared trainable variables."""

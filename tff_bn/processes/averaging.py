@@ -235,7 +235,8 @@ class _Round:
 
   1.  The server sends its state and the shared weights to the clients.
   2.  Each client does its work.
-  3.  The aggregator combines the clients' updates.
+  3.  The aggregator combines the clients' updates, and the drift correction may
+      change the result.
   4.  The finalizer makes the server's step.
   5.  The work ends the round: the drift correction's next state, metrics.
 
@@ -535,7 +536,11 @@ class _Round:
         result['update_weight'],
         *self._references(sent, before),
     )
-    finalized = self._finalizer.next(state.finalizer, before, aggregated.result)
+    finalized = self._finalizer.next(
+        state.finalizer,
+        before,
+        work.server_update(state.client_work, aggregated.result),
+    )
     work_state, work_metrics = work.finish_round(
         state.client_work,
         result['report'],

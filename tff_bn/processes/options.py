@@ -217,8 +217,8 @@ class ProcessConfig(LocalTrainingConfig):
     if self.server_optimizer is None:
       return True
     averaging = tff.learning.optimizers.build_sgdm(1.0)
-    return isinstance(
-        self.server_optimizer, type(averaging)
+    return optimizers.is_sgd(
+        self.server_optimizer
     ) and optimizers.default_hyperparameters(
         self.server_optimizer
     ) == optimizers.default_hyperparameters(

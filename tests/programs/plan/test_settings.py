@@ -65,6 +65,7 @@ def test_defaults(tmp_path):
       pan=off pan_amplitude= pan_period= pan_personal_share= shuffle_times=
       shuffle_probability= proximal_strength= fedbs_epsilon= moon_weight=
       moon_temperature= moon_feature_layer= greg_weight= save_client_models=
+      feddyn_strength=
       """,
   )
   assert _again(resolved, tmp_path) == resolved
@@ -167,6 +168,10 @@ _SETTINGS = """
     client_weighting=uniform proximal_strength= moon_weight= fedbs_epsilon=
 --algorithm=scaffold --client_weighting=num_examples
     client_weighting=num_examples
+--algorithm=fednova --client_momentum=0.9
+    client_weighting=num_examples client_momentum=0.9 feddyn_strength=
+--algorithm=silobn+feddyn
+    client_weighting=uniform feddyn_strength=0.01 proximal_strength=
 --algorithm=fbn+scaffold
     client_weighting=uniform pooled=true statistics= server_optimizer=sgd
 --algorithm=fedtan_ii+fedprox
@@ -463,6 +468,17 @@ _CONTRADICTIONS = """
     --client_momentum=0.9 is impossible with fbn+scaffold
 --algorithm=fedbs --model_aggregator=median
     --model_aggregator=median is impossible with fedbs, which weights the
+--algorithm=fednova --model_aggregator=median
+    --model_aggregator=median is impossible with fednova, which needs the
+    weighted mean
+--algorithm=feddyn --attack=foe --num_attackers=1
+    --attack=foe is impossible with feddyn, which needs the weighted mean
+--algorithm=fednova --client_optimizer=adam
+    --client_optimizer=adam is impossible with fednova, which needs the factor
+--algorithm=feddyn --feddyn_strength=0
+    --feddyn_strength=0
+--algorithm=fedtan+fednova
+    fednova can't be combined with fedtan
 --moments=fused
     --moments=fused has no effect with --algorithm=fedavg; it is for fedtan,
 --algorithm=fedtan --sync_rounds=5

@@ -170,6 +170,10 @@ _ARGUMENTS = """
     build_process=build_fed_bn()
 --algorithm=fbn+scaffold
     num_clients=7 proximal_strength= build_process=build_fbn()
+--algorithm=fedbn+fednova
+    num_clients= build_process=build_fed_bn()
+--algorithm=fixbn+feddyn --feddyn_strength=0.5
+    feddyn_strength=0.5 num_clients=7 build_process=build_fixbn()
 --algorithm=moon --moon_weight=5 --moon_temperature=0.25
 --moon_feature_layer=last
     contrastive_weight=5 temperature=0.25 feature_layer=last
@@ -251,6 +255,11 @@ _MOMENTUMS = {f'momentum_{role}' for role in ('kernel', 'scale', 'shift')}
         ('fedbn', {'scale', 'shift', 'moving_mean', 'moving_variance'}),
         ('hbn+fedprox', {'mixing'}),
         ('scaffold', _CONTROL_VARIATES),
+        ('fednova', None),
+        (
+            'feddyn',
+            {f'feddyn_gradient_{r}' for r in ('kernel', 'scale', 'shift')},
+        ),
         (
             'fedbn+moon',
             {'scale', 'shift', 'moving_mean', 'moving_variance'}
@@ -284,6 +293,7 @@ _BUILDERS = {
     ),
     **dict(fbn='fbn', fixbn='fixbn', hbn='hbn', dsgd='dsgd', dsgd_fbn='dsgd'),
     **dict(dsgd_fixbn='dsgd', fedprox='fed_prox', fedbs='fed_bs'),
+    **dict(fednova='fed_nova', feddyn='fed_dyn'),
     **dict(fedper='fed_per', fedrep='fed_rep', lg_fedavg='lg_fed_avg'),
     **dict(fedbabu='fed_babu', ditto='ditto'),
 }
