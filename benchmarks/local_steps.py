@@ -236,7 +236,6 @@ def train(case: Case, num_rounds: int, num_steps: int, seed: int) -> float:
 
   step, correct = _compiled()
   digits = data.load_dataset('digits')
-  images = np.float32(digits.x_train) / 255
   members = [
       np.flatnonzero(digits.y_train == label) for label in range(_NUM_CLIENTS)
   ]
@@ -249,12 +248,11 @@ def train(case: Case, num_rounds: int, num_steps: int, seed: int) -> float:
   for _ in range(num_rounds):
     for number in range(num_steps):
       batch = np.stack([rng.choice(m, _BATCH_SIZE, False) for m in members])
-      x, y = images[batch], digits.y_train[batch]
+      x, y = digits.x_train[batch], digits.y_train[batch]
       alone = case.first_only and number > 0
       weights = step(weights, x, y, Case() if alone else case)
     weights = jax.tree.map(lambda w: for_all_clients(w.mean(0)), weights)
-  x_test = np.float32(digits.x_test) / 255
-  return 100 * float(correct(weights, x, x_test, digits.y_test))
+  return 100 * float(correct(weights, x, digits.x_test, digits.y_test))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,7 @@ from tff_bn.layers.federated_batch_normalization import (
     FederatedBatchNormalization,
 )
 from tff_bn.layers.hybrid_batch_normalization import HybridBatchNormalization
+from tff_bn.layers.kernel_normalization import KernelNormalization
 from tff_bn.layers.position_encoding import PositionEncoding
 from tff_bn.layers.scalars import ScalarBias
 from tff_bn.layers.scalars import ScalarMultiplier
@@ -37,6 +38,7 @@ __all__ = [
     'FeatureNormalization',
     'FederatedBatchNormalization',
     'HybridBatchNormalization',
+    'KernelNormalization',
     'PositionEncoding',
     'ScalarBias',
     'ScalarMultiplier',

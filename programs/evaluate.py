@@ -392,7 +392,7 @@ def _adapt(
     adapted_clients.say_label_shift(saved, data)
   # The files take the raw samples of the clients, which may differ from the
   # run's.
-  manifest = {**saved.manifest, **final_models.describe(data.dataset)}
+  manifest = {**saved.manifest, **final_models.describe(data)}
   manifest[saved_inputs.ENTRY] = saved_inputs.choose(
       manifest, manifest.get(saved_inputs.ENTRY, run_entries.TRAINING)
   )
@@ -405,8 +405,8 @@ def _adapt(
       flags.adapt,
       flags.adapt_epochs,
       functools.partial(run_building.build_epoch_training, settings),
-      lambda weights, file: saved_models.export(
-          model, weights, file, saved_inputs.preparation(manifest)
+      lambda client_id, weights, file: saved_models.export(
+          model, weights, file, saved_inputs.preparation(manifest, client_id)
       ),
   )
   if not clients:
@@ -474,7 +474,7 @@ def _export(
   numbers = dict.fromkeys(client_ids, 0)
   with command_line.checking_input():
     saved, model = run_building.load_models(settings, run, which)
-    if not saved.client_ids:
+    if not saved.client_ids and saved_inputs.CLIENTS not in saved.manifest:
       raise ValueError(
           f'--export_client={parsers.to_text(tuple(client_ids))} has no effect:'
           f' the clients of --run={run} have no own models. All use'
@@ -497,10 +497,15 @@ def _export(
         / f'{saved_models.client_file_stem(client_id)}.keras'
     )
     saved_models.export(
-        model, weights, path, saved_inputs.preparation(saved.manifest)
+        model,
+        weights,
+        path,
+        saved_inputs.preparation(saved.manifest, client_id),
     )
     note = ''
-    if client_id in new:
+    if not saved.client_ids:
+      note = " (the global model with the client's scaling)"
+    elif client_id in new:
       note = ' (took no part in a round, so it uses the global model)'
     print(f'{client_id}{note}: {"; ".join(keras_files.loading_code(path))}')
   _print_usage(settings, saved.manifest, run, which)
@@ -523,7 +528,7 @@ def _predict(
     saved, model = run_building.load_models(settings, run, which)
     predictions.check_task(saved.manifest['task'], run)
     predictions.check_client(saved, client, run)
-    samples = predictions.read(paths, saved, settings.parsed_image_size)
+    samples = predictions.read(paths, saved, settings.parsed_image_size, client)
   outputs = predictions.predict(saved, model, client, samples)
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / run_folder.PREDICTIONS

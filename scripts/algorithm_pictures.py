@@ -307,6 +307,20 @@ PICTURES: Mapping[str, Sequence[Step]] = {
             ' mean of the weights.'
         ),
     ),
+    'fedrdn': (
+        AtServer(
+            'Before the first round, it gets the mean and the deviation of the'
+            " channels of each client's images, and sends all of them to all"
+            ' clients. Then:'
+        ),
+        Down(_MODEL),
+        AtClients(
+            'Local steps. Each image is scaled with the mean and deviation of a'
+            ' client that is drawn at random.'
+        ),
+        Up(_MODEL),
+        AtServer(_AVERAGE),
+    ),
 }
 
 _WIDTH = 720

@@ -97,7 +97,11 @@ class DataRecipe:
         raise ValueError(f'--validation_{error}') from error
     if self.data.pixel_scaling is not None:
       data = data.scaled(self.data.pixel_scaling)
-      if held_out is not None:
+      if held_out is not None and data.client_scalings is not None:
+        held_out = held_out.with_client_scalings(
+            {}, are_drawn=False, default=data.dataset.scaling
+        )
+      elif held_out is not None:
         held_out = held_out.with_scaling(data.dataset.scaling)
     num_clients = len(data.client_ids)
     if (

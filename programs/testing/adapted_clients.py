@@ -135,7 +135,7 @@ def adapt(
     how: str,
     epochs: int,
     build_local_training: Callable[[BatchNormModel], StatefulLearningProcess],
-    export: Callable[[ModelWeights, pathlib.Path], None],
+    export: Callable[[str, ModelWeights, pathlib.Path], None],
 ) -> tuple[list[AdaptedClient], dict[str, str]]:
   """Adapts the model of a run to each client, and saves it.
 
@@ -149,7 +149,7 @@ def adapt(
     epochs: The number of passes over a client's training data, of
       `run_flags.BATCH_NORM`.
     build_local_training: Builds the run's local training for a model.
-    export: Saves weights as a Keras file.
+    export: Saves a client's weights as a Keras file.
 
   Returns:
     The results of the clients; and why others are left out: those whose
@@ -195,7 +195,7 @@ def adapt(
       before = evaluate('global' if own is None else 'own', client_id, weights)
       stem = saved_models.client_file_stem(client_id)
       path = folder / run_folder.ADAPTED / f'{stem}.keras'
-      export(new_weights, path)
+      export(client_id, new_weights, path)
       clients.append(
           AdaptedClient(
               client_id,

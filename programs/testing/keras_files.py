@@ -129,7 +129,7 @@ def usage_code(
     return []  # The models of an earlier version, or of unknown data.
   names = manifest['class_names']
   is_raw = saved_inputs.takes_raw(manifest)
-  scaling = None if is_raw else manifest.get('pixel_scaling')
+  scaling = None if is_raw else saved_inputs.scaling(manifest)
   known = dict(scaling or {}, class_names=names)
   long = [n for n, v in known.items() if len(v) > _MAX_PRINTED_VALUES]
   lines = []
@@ -212,9 +212,14 @@ def _scaled_samples(
   # Resized images of type uint8 are rounded.
   convert = 'rint' if image_size and divisor == _WHITE else 'float32'
   lines.append(f'x = np.{convert}(x){by}')
-  scaling = manifest.get('pixel_scaling')
+  scaling = saved_inputs.scaling(manifest)
   if scaling is not None:
-    section = "manifest['pixel_scaling']"
+    section = f'manifest[{saved_inputs.SCALING!r}]'
+    if saved_inputs.CLIENTS in manifest:
+      lines.append(
+          f'# For the model of a client: {saved_inputs.CLIENTS} in'
+          f' {manifests.FILE_NAME}.'
+      )
     for name in ('mean', 'deviation'):
       value = (
           f'{section}[{name!r}]' if name in long else _numbers(scaling[name])

@@ -22,6 +22,7 @@ from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.results import report
 from tff_bn.training import evaluation
+from tff_bn.training import saved_inputs
 from tff_bn.training import saved_models
 
 _BATCH_SIZE = 256
@@ -58,11 +59,26 @@ def numbers(model: BatchNormModel) -> list[str]:
 def scale_as_in_training(
     saved: saved_models.SavedModels, data: tff_bn_data.FederatedData
 ) -> tff_bn_data.FederatedData:
-  """Returns data with the scaling of the pixels that a run was trained with."""
-  numbers = saved.manifest.get('pixel_scaling')
+  """Returns data with the scaling of the pixels that a run was trained with.
+
+  If clients have their own scaling, new clients get theirs from their training
+  data, and nothing is drawn.
+
+  Raises:
+    ValueError: If a new client has no scaling.
+  """
+  numbers = saved_inputs.scaling(saved.manifest)
   if numbers is None:
     return data
-  return data.with_scaling(dataset_lib.Scaling.from_json(numbers))
+  scaling = dataset_lib.Scaling.from_json(numbers)
+  own = saved.manifest.get(saved_inputs.CLIENTS)
+  if own is None:
+    return data.with_scaling(scaling)
+  known = {c: dataset_lib.Scaling.from_json(own[c]) for c in own}
+  try:
+    return data.with_client_scalings(known, are_drawn=False, default=scaling)
+  except ValueError as error:
+    raise ValueError(f'--{error}') from error
 
 
 def as_domains(
@@ -206,8 +222,12 @@ class EvaluatedModels:
     return 'own' if client_id in self._own else 'global'
 
   def has_other_weights(self, client_id: str) -> bool:
-    """Whether a client's model differs from the global one."""
-    return client_id in self._own or self._batch_size is not None
+    """Whether a client's model, or its scaling, is not the global one."""
+    return (
+        client_id in self._own
+        or self._batch_size is not None
+        or self._data.client_scalings is not None
+    )
 
   def _reestimated(
       self, weights: ModelWeights, client_ids: Sequence[str]

@@ -21,6 +21,7 @@ from tff_bn.data import images
 from tff_bn.data import table_encoding
 from tff_bn.data import table_files
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.training import saved_inputs
 from tff_bn.training import saved_models
 
 _BATCH_SIZE = 256
@@ -48,14 +49,16 @@ def check_client(
     saved: saved_models.SavedModels, client: Optional[str], run: os.PathLike
 ) -> None:
   """Raises a `ValueError` if a run has no model of a client."""
-  if client is None or client in saved.client_ids:
+  known = list(saved.client_ids) or list(
+      saved.manifest.get(saved_inputs.CLIENTS, ())
+  )
+  if client is None or client in known:
     return
-  if not saved.client_ids:
+  if not known:
     raise ValueError(
         f'--client={client} has no effect: the clients of --run={run} have no'
         ' own models. Leave it out.'
     )
-  known = list(saved.client_ids)
   raise ValueError(
       f'--client={client}: the run has no model of such a client, only of'
       f' {spelling.name_some(known)}.'
@@ -68,6 +71,7 @@ def read(
     paths: Sequence[str],
     saved: saved_models.SavedModels,
     image_size: Optional[tuple[int, int]],
+    client: Optional[str] = None,
 ) -> list[_Sample]:
   """Reads the samples in files as the model of a run takes them.
 
@@ -76,6 +80,7 @@ def read(
       table, or NumPy arrays (.npy) of samples as the training data had them.
     saved: The run's models.
     image_size: The height and width to which the run resized its images.
+    client: The client whose model takes them. Default: the global model.
 
   Raises:
     ValueError: If a file can't be read, or its samples do not fit the model.
@@ -87,8 +92,9 @@ def read(
       for path in paths
       for sample in _read(path, manifest, image_size, encoding)
   ]
-  if 'pixel_scaling' in manifest:
-    scaling = dataset_lib.Scaling.from_json(manifest['pixel_scaling'])
+  numbers = saved_inputs.scaling(manifest, client)
+  if numbers is not None:
+    scaling = dataset_lib.Scaling.from_json(numbers)
     samples = [
         s._replace(x=(s.x - scaling.mean) / scaling.deviation) for s in samples
     ]
@@ -207,7 +213,8 @@ def predict(
     samples: Sequence[_Sample],
 ) -> np.ndarray:
   """Returns the outputs of the model for all samples."""
-  keras_model = model.to_keras(saved.weights(model, client))
+  own = client if client in saved.client_ids else None
+  keras_model = model.to_keras(saved.weights(model, own))
   x = np.stack([sample.x for sample in samples])
   return keras_model.predict(x, batch_size=_BATCH_SIZE, verbose=0)
 

@@ -117,7 +117,9 @@ def evaluate(
   ) -> Iterator[Result]:
     for source, metrics in evaluator.evaluate_each(
         ((source, weights) for source in found),
-        lambda source: data.lazy_test_dataset(found[source], _BATCH_SIZE),
+        lambda source: data.lazy_test_dataset(
+            found[source], _BATCH_SIZE, client_id or None
+        ),
     ):
       row = model_evaluation.described(metrics, kind, client_id)
       yield Result(kind, client_id, source, row.num_examples, row.metrics)

@@ -263,3 +263,47 @@ def test_fed_avg_trains_with_every_other_normalization(normalization):
     state = output.state
     losses.append(output.metrics['client_work']['train']['loss'])
   assert losses[-1] < losses[0]
+
+
+def test_kernel_normalization_with_clients_that_are_left_out():
+  """Draws depend on a client's data, so the others' models stay the same."""
+  keras.utils.set_random_seed(3)
+  model = BatchNormModel(
+      models.build_model_fn('small_cnn', (8, 8, 1), 3, 'kernel'),
+      input_spec=(
+          tf.TensorSpec((None, 8, 8, 1), tf.float32),
+          tf.TensorSpec((None,), tf.int32),
+      ),
+      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
+          from_logits=True
+      ),
+  )
+  process = algorithms.build_fed_avg(model, _SGD(0.1))
+  x = np.random.default_rng(0).normal(size=(9, 8, 8, 1)).astype(np.float32)
+  y = np.arange(9, dtype=np.int32) % 3
+
+  def data(x, y):
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+
+  good = [data(x[:8], y[:8]), data(x[8:], y[8:])]  # The second has one example.
+  bad = [data(np.full_like(x, np.nan), y), data(x[:0], y[:0])]
+  results = [
+      client_rounds.run(process, clients, 2).weights(model)
+      for clients in (good, good, good + bad)
+  ]
+  first, *others = results
+  assert all(np.isfinite(weights).all() for weights in first)
+  for other in others:
+    for a, b in zip(first, other, strict=True):
+      np.testing.assert_array_equal(a, b)
+  # Values are dropped: without dropout, the model is another one.
+  plain = model.to_keras()
+  for layer in plain.layers:
+    if isinstance(layer, tff_bn.layers.KernelNormalization):
+      layer.dropout_rate = 0
+  fixed = BatchNormModel(
+      lambda: tff_bn.copy_model(plain), model.input_spec, model.loss_fn
+  )
+  process = algorithms.build_fed_avg(fixed, _SGD(0.1))
+  without = client_rounds.run(process, good, 2).weights(fixed)
+  assert any((a != b).any() for a, b in zip(first, without, strict=True))

@@ -16,6 +16,7 @@ import tff_bn
 from tff_bn.layers import BatchRenormalization
 from tff_bn.layers import FeatureNormalization
 from tff_bn.layers import FederatedBatchNormalization
+from tff_bn.layers import KernelNormalization
 from tff_bn.layers import PositionEncoding
 from tff_bn.layers import ScalarBias
 from tff_bn.layers import ScalarMultiplier
@@ -101,7 +102,8 @@ def _alternatives():
           WeightStandardizedConv2D(4, 3),
           BatchRenormalization(momentum=0.5, r_max=1.2),
           _LAYERS.ReLU(),
-          _LAYERS.Conv2D(4, 3),
+          KernelNormalization(3, dropout_rate=0),
+          _LAYERS.Conv2D(4, 3, strides=3),
           StaticBatchNormalization(),
           ScalarBias(),
           ScalarMultiplier(),

@@ -20,6 +20,10 @@ _LAYERS = {
     'hybrid': (lambda: layers.HybridBatchNormalization(scale=False), (4, 3)),
     'static': (lambda: layers.StaticBatchNormalization(2, 0.5), (4, 3)),
     'features': (lambda: layers.FeatureNormalization(axis=1), (4, 3)),
+    'units': (
+        lambda: layers.KernelNormalization((2, 3), 2, 'same', 0.3, 0.1, 7),
+        (4, 5, 2),
+    ),
     'bias': (layers.ScalarBias, (4, 3)),
     'multiplier': (
         lambda: layers.ScalarMultiplier(dtype='mixed_bfloat16'),

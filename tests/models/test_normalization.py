@@ -44,7 +44,8 @@ def test_group_of_vectors():
 
 
 @pytest.mark.parametrize(
-    'normalization', ['none', 'weight_standardization', 'fixup', 'feature']
+    'normalization',
+    ['none', 'weight_standardization', 'kernel', 'fixup', 'feature'],
 )
 def test_no_layer(normalization):
   np.testing.assert_array_equal(apply(normalization), X)
@@ -66,6 +67,7 @@ _HAS_BIAS = {
     'fixup': False,
     'weight_standardization': True,
     'feature': True,
+    'kernel': True,
     'none': True,
 }
 
@@ -90,7 +92,8 @@ def test_layers_before_a_normalization(normalization, use_bias):
       next(x for x in model.layers if isinstance(x, kind))
       for kind in (keras.layers.Conv2D, keras.layers.Dense)
   )
-  assert (convolution.filters, convolution.strides) == (6, (2, 2))
+  strides = 3 if normalization == 'kernel' else 2
+  assert (convolution.filters, convolution.strides) == (6, (strides, strides))
   assert (dense.units, dense.name) == (7, 'hidden')
   is_standardized = normalization == 'weight_standardization'
   for layer, kind in (
@@ -137,3 +140,50 @@ def test_unknown(name):
   ) as error:
     apply(name)
   assert ('Did you mean batch?' in str(error.value)) == (name == 'Batch')
+
+
+@pytest.mark.parametrize(
+    ('kernel_size', 'arguments'),
+    [(3, dict(padding='same')), (3, dict(strides=2)), (1, dict(strides=2))],
+)
+def test_kernel_normalization_keeps_the_size_of_convolutions(
+    kernel_size, arguments
+):
+  """In evaluation, the truth are windows that NumPy normalizes one by one."""
+  model, plain = (
+      keras.Model(
+          inputs := keras.Input((5, 7, 2)),
+          normalization_lib.convolve(
+              inputs, 3, kernel_size, name, use_bias=False, **arguments
+          ),
+      )
+      for name in ('kernel', 'none')
+  )
+  assert model.output_shape == plain.output_shape
+  assert [w.shape for w in model.weights] == [w.shape for w in plain.weights]
+  x = np.random.default_rng(0).normal(2, 1, (2, 5, 7, 2)).astype(np.float32)
+  padding = int(arguments.get('padding') == 'same')
+  padded = np.pad(x, [(0, 0), (padding, padding), (padding, padding), (0, 0)])
+  stride = arguments.get('strides', 1)
+  kernel = model.get_weights()[0]
+  found = model(x).numpy()
+  for row, column in np.ndindex(found.shape[1:3]):
+    a, b = stride * row, stride * column
+    window = padded[:, a : a + kernel_size, b : b + kernel_size]
+    unit = standardize(window, (1, 2, 3))
+    expected = np.einsum('nijc,ijco->no', unit, kernel)
+    np.testing.assert_allclose(found[:, row, column], expected, atol=1e-4)
+
+
+def test_kernel_normalization_of_the_input_of_dense_layers():
+  inputs = keras.Input((6,))
+  x = normalization_lib.dense(inputs, 4, 'kernel', name='hidden')
+  model = keras.Model(inputs, x)
+  x = X[:, 0, 0]
+  kernel, _ = model.get_weights()
+  expected = standardize(x, 1) @ kernel
+  np.testing.assert_allclose(model(x), expected, atol=1e-4)
+  assert [layer.name for layer in model.layers[1:]] == [
+      'hidden_kernel_norm',
+      'hidden',
+  ]

@@ -182,6 +182,7 @@ def test_group_normalization_permutes_within_its_groups():
         ('small_cnn', 'weight_standardization'),
         ('mlp3', 'static_batch'),
         ('mlp3', 'feature'),
+        ('fbn_cnn', 'kernel'),
         *(
             pytest.param(name, normalization, marks=pytest.mark.slow)
             for name, normalization in (

@@ -13,11 +13,14 @@ from tff_bn import training
 from tff_bn.training import saved_models
 
 
-@pytest.fixture
-def data():
+@pytest.fixture(
+    params=[('standardized', 'flip_rotate'), ('random_client', 'none')],
+    ids=lambda param: param[0],
+)
+def data(request):
+  scaling, augmentation = request.param
   return dataclasses.replace(
-      training_example.build_data().scaled('standardized'),
-      augmentation='flip_rotate',
+      training_example.build_data().scaled(scaling), augmentation=augmentation
   )
 
 
@@ -69,8 +72,8 @@ def test_continued_run_is_the_same(data, tmp_path):
   # The scaling is saved with the model.
   saved = saved_models.SavedModels(tmp_path / 'once' / 'model')
   assert saved.manifest['pixel_scaling'] == data.dataset.scaling.to_json()
-  # Without augmentation it is another run.
-  plain = dataclasses.replace(data, augmentation='none')
+  # Without augmentation, or random scaling, it is another run.
+  plain = dataclasses.replace(data, augmentation='none', client_scalings=None)
   other = train('plain', 2, plain)
   assert any((a != b).any() for a, b in zip(other, at_once))
   with pytest.raises(ValueError, match='data'):

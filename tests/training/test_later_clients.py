@@ -211,3 +211,24 @@ def test_statistics_of_balanced_classes_have_a_closed_form(model):
       variances.mean(axis=0) + means.var(axis=0),
       rtol=1e-5,
   )
+
+
+def test_balanced_classes_give_the_first_layer_the_mean_over_classes(model):
+  """Balanced Batch Normalization: each class counts alike (pFedBBN)."""
+  data = _data([12, 3, 6])
+  balanced = tff_bn_data.with_balanced_classes(data, seed=0)
+  adapted = model.to_keras(_start(model, balanced))
+  convolution, norm, *_ = adapted.layers
+  values = convolution(data.dataset.x_train).numpy().astype(np.float64)
+  of_classes = [
+      values[data.dataset.y_train == label].reshape(-1, 4) for label in range(3)
+  ]
+  means = np.array([x.mean(0) for x in of_classes])
+  variances = np.array([x.var(0) for x in of_classes])
+  mean = means.mean(0)
+  # The variance within the classes, and between them.
+  variance = (variances + (means - mean) ** 2).mean(0)
+  np.testing.assert_allclose(norm.moving_mean, mean, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(norm.moving_variance, variance, rtol=1e-5)
+  plain = model.to_keras(_start(model, data)).layers[1]
+  assert not np.allclose(plain.moving_mean, mean, rtol=1e-2)

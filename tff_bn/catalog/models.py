@@ -273,6 +273,7 @@ _AFFINE = 'γ, β'
 _AFFINE_AND_STATISTICS = f'{_AFFINE}, running mean and variance'
 STANDARDIZED_WEIGHTS = 'weight_standardization'
 FEATURE = 'feature'
+KERNEL = 'kernel'
 FIXUP = 'fixup'
 NORMALIZATIONS: Parts[Normalization] = Parts(
     Normalization(
@@ -307,6 +308,12 @@ NORMALIZATIONS: Parts[Normalization] = Parts(
         'standardized weights instead of normalization layers (FedWon)',
         needs_bias=True,
         variables='gain',
+    ),
+    Normalization(
+        KERNEL,
+        'what each convolution reads at a position, over all its channels, and'
+        ' what each hidden dense layer reads (KernelNorm)',
+        needs_bias=True,
     ),
     Normalization(
         FIXUP,

@@ -36,11 +36,15 @@ class Batches:
       be smaller.
     transforms: The transform of each image of all passes, of shape `[n, 2, 3]`,
       see `tff_bn.data.augmentation`; `None`: images stay as they are.
+    scaling: How images are scaled after they were transformed, in place of the
+      dataset's scaling. Its arrays may have the shape `[n, 1, 1, channels]`,
+      for the images of all passes. `None`: as the dataset says.
   """
 
   passes: Sequence[np.ndarray]
   batch_size: int
   transforms: Optional[np.ndarray] = None
+  scaling: Optional[dataset_lib.Scaling] = None
 
   def dataset(
       self,
@@ -54,7 +58,8 @@ class Batches:
       x: All samples, uint8 or float32.
       y: Their labels. Masks of shape `[n, height, width]` are transformed as
         the images are.
-      scaling: How images are scaled after they were transformed. Default: not.
+      scaling: How images are scaled after they were transformed, unless the
+        batches have their own scaling. Default: not.
 
     Returns:
       Batches of `x` as float32 (uint8 is scaled to [0, 1] first) and `y`. The
@@ -81,6 +86,7 @@ class Batches:
       scaling: Optional[dataset_lib.Scaling] = None,
   ) -> tf.Tensor:
     """Returns the variant tensor of `dataset`."""
+    scaling = self.scaling or scaling
     parts = self._parts()
     shape = x.shape[1:]
     num_values = sum(map(len, parts)) * math.prod(shape)
@@ -90,10 +96,12 @@ class Batches:
         and len(parts) <= _MAX_COPIED_PARTS
     ):
       build = _traced_slices(len(parts), shape, _label_spec(y))
+      samples = _scaled(x[np.concatenate(parts)], scaling)
+      ends = np.cumsum([len(indices) for indices in parts])
       arrays = [
           array
-          for indices in parts
-          for array in (_scaled(x[indices], scaling), y[indices])
+          for indices, part in zip(parts, np.split(samples, ends))
+          for array in (part, y[indices])
       ]
       return _call(build, np.int64(self.batch_size), *arrays)
     order = np.concatenate(parts)
@@ -109,7 +117,7 @@ class Batches:
             shape,
             _label_spec(y),
             is_transformed=self.transforms is not None,
-            is_scaled=scaling is not None,
+            scaling_rank=0 if scaling is None else scaling.mean.ndim,
         ),
         x[samples],
         y[samples],
@@ -128,6 +136,7 @@ class Batches:
     """Returns the batches of `dataset`; `None` if images are transformed."""
     if self.transforms is not None:
       return None
+    scaling = self.scaling or scaling
     parts = self._parts()
     starts, stops = self._ranges(parts) if parts else np.zeros([2, 0], np.int64)
 
@@ -238,7 +247,7 @@ def _traced_gather(
     label_spec: tf.TensorSpec,
     *,
     is_transformed: bool,
-    is_scaled: bool,
+    scaling_rank: int,
 ) -> Callable[..., tf.Tensor]:
   """Returns a function that gathers the samples of each batch.
 
@@ -247,7 +256,8 @@ def _traced_gather(
   and the number by which the samples are divided. This is no constant, because
   TensorFlow would multiply by its inverse, which rounds differently. Optional
   arguments are the transforms of the samples, in the order in which they occur,
-  and the mean and the deviation of each channel.
+  and the mean and the deviation of each channel. Without these, `scaling_rank`
+  is 0. With rank 4, each sample has its own, in the same order.
   """
 
   def gather(x, y, positions, starts, stops, divisor, *options):
@@ -261,8 +271,10 @@ def _traced_gather(
         if are_masks:
           labels = _transformed(labels[..., tf.newaxis], transforms, shape[:2])
           labels = labels[..., 0]
-      if is_scaled:
+      if scaling_rank:
         mean, deviation = options[-2:]
+        if scaling_rank == 4:
+          mean, deviation = mean[start:stop], deviation[start:stop]
         samples = (samples - mean) / deviation
       return samples, labels
 
@@ -272,8 +284,9 @@ def _traced_gather(
   options = []
   if is_transformed:
     options.append(tf.TensorSpec((None, 8), tf.float32))
-  if is_scaled:
-    options += 2 * [tf.TensorSpec(shape[-1:], tf.float32)]
+  if scaling_rank:
+    scaling_shape = (None, 1, 1, *shape[-1:])[-scaling_rank:]
+    options += 2 * [tf.TensorSpec(scaling_shape, tf.float32)]
   return _trace(
       gather,
       tf.TensorSpec((None, *shape), dtype),

@@ -16,6 +16,7 @@ from tff_bn.common import seeding
 from tff_bn.common import spelling
 from tff_bn.data import augmentation as augmentation_lib
 from tff_bn.data import batches
+from tff_bn.data import client_scalings as client_scalings_lib
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import label_counts
 from tff_bn.data import labels
@@ -78,13 +79,16 @@ class FederatedData:
     validation_indices: Client id -> positions in the training data of samples
       on which no client trains, for the choice of a round, see
       `with_validation`. Clients may have none.
+    client_scalings: The scalings of the clients, at least of these ones; a
+      model without a client uses `dataset.scaling`. Default: all images are
+      scaled as `dataset.scaling` says.
 
   Raises:
     TypeError: If a client's id is not a string, or an argument has the wrong
       type.
     ValueError: If a client's id can't be encoded as UTF-8, if a client has no
-      training data, if a position does not exist, or if the augmentation is
-      unknown or impossible.
+      training data or no scaling, if a position does not exist, or if the
+      augmentation is unknown or impossible.
   """
 
   dataset: dataset_lib.Dataset
@@ -95,6 +99,7 @@ class FederatedData:
   validation_indices: Mapping[str, np.ndarray] = dataclasses.field(
       default_factory=dict
   )
+  client_scalings: Optional[client_scalings_lib.ClientScalings] = None
 
   def __post_init__(self):
     checks.check_type(
@@ -134,6 +139,13 @@ class FederatedData:
           'validation_indices has the client'
           f' {sorted(unknown, key=repr)[0]!r}, which train_indices has not.'
       )
+    if self.client_scalings is not None:
+      known = self.client_scalings.by_client
+      unscaled = [c for c in self.train_indices if c not in known]
+      if unscaled:
+        raise ValueError(
+            f'client_scalings has no scaling of the client {unscaled[0]!r}.'
+        )
     augmentation_lib.check_augmentation(
         self.augmentation, self.dataset.name, self.dataset.input_shape
     )
@@ -216,7 +228,9 @@ class FederatedData:
       local_epochs: The number of passes over the samples, each shuffled again.
         The last batch of a pass may be smaller. Give either `local_steps` or
         `local_epochs`.
-      augment: Whether images are augmented as `augmentation` says.
+      augment: Whether images are augmented as `augmentation` says, and scaled
+        as random clients' if `client_scalings` says so. Otherwise, the scaling
+        is the client's; with several clients, it is `dataset.scaling`.
 
     Returns:
       A dataset of batches of the type `element_spec`.
@@ -281,16 +295,25 @@ class FederatedData:
           ' exactly one of the two.'
       )
     transforms = None
+    scaling = None
+    if len(client_ids) == 1:
+      scaling = self._own_scaling(client_ids[0])
+    num_images = sum(map(len, passes))
     if augment:
       transforms = augmentation_lib.draw_transforms(
           self.augmentation,
-          sum(map(len, passes)),
+          num_images,
           self.dataset.input_shape,
           seeding.generator(
               seeding.Stream.AUGMENTATION, seed, round_num, *clients
           ),
       )
-    return batches.Batches(passes, batch_size, transforms)
+      if self.client_scalings is not None and self.client_scalings.are_drawn:
+        rng = seeding.generator(
+            seeding.Stream.CLIENT_SCALINGS, seed, round_num, *clients
+        )
+        scaling = self.client_scalings.draw(num_images, rng)
+    return batches.Batches(passes, batch_size, transforms, scaling)
 
   def hold_out(
       self, client_ids: Sequence[str]
@@ -392,7 +415,8 @@ class FederatedData:
 
     Args:
       name: A key of `tff_bn.data.scaling.PIXEL_SCALINGS`. `standardized` takes
-        its means and deviations from the training data of these clients.
+        its means and deviations from the training data of these clients, and
+        `random_client` computes `client_scalings` from it.
 
     Returns:
       The data, with the same recipe.
@@ -400,6 +424,8 @@ class FederatedData:
     Raises:
       ValueError: See `tff_bn.data.scaling.pixel_scaling`.
     """
+    if name == scaling_lib.RANDOM_CLIENT:
+      return self.with_client_scalings({}, are_drawn=True)
     used = np.unique(np.concatenate(list(self.train_indices.values())))
     return self.with_scaling(
         scaling_lib.pixel_scaling(name, self.dataset, used)
@@ -412,17 +438,52 @@ class FederatedData:
     dataset = self.dataset.unchecked(scaling=scaling)
     return dataclasses.replace(self, dataset=dataset)
 
-  def test_dataset(self, batch_size: int) -> tf.data.Dataset:
+  def with_client_scalings(
+      self,
+      known: Mapping[str, dataset_lib.Scaling],
+      *,
+      are_drawn: bool,
+      default: Optional[dataset_lib.Scaling] = None,
+  ) -> 'FederatedData':
+    """Returns the data with a scaling for each client (FedRDN).
+
+    Args:
+      known: Scalings by client. The other clients' are computed from their
+        training data.
+      are_drawn: Whether training draws a client's scaling for each image.
+      default: The scaling for a model without a client. Default: the mean over
+        these clients.
+
+    Raises:
+      ValueError: If the samples are no images, or a channel is constant in each
+        image of a client.
+    """
+    scalings = client_scalings_lib.ClientScalings(
+        {
+            client_id: known.get(client_id)
+            or scaling_lib.image_scaling(self.dataset, positions)
+            for client_id, positions in self.train_indices.items()
+        },
+        are_drawn,
+    )
+    return dataclasses.replace(
+        self.with_scaling(default or scalings.mean()), client_scalings=scalings
+    )
+
+  def test_dataset(
+      self, batch_size: int, client_id: Optional[str] = None
+  ) -> tf.data.Dataset:
     """Builds a dataset of the whole test data in its order.
 
     Args:
       batch_size: The number of samples in a batch. The last may be smaller.
+      client_id: The client whose scaling is used. Default: `dataset.scaling`.
 
     Returns:
       A dataset of batches of the type `element_spec`.
     """
     return self._in_order(
-        'test', np.arange(len(self.dataset.y_test)), batch_size
+        'test', np.arange(len(self.dataset.y_test)), batch_size, client_id
     )
 
   def client_test_dataset(
@@ -442,17 +503,24 @@ class FederatedData:
       ValueError: If the client is unknown.
     """
     self.client_number(client_id)
-    return self._in_order('test', self.test_indices[client_id], batch_size)
+    return self._in_order(
+        'test', self.test_indices[client_id], batch_size, client_id
+    )
 
   def lazy_client_test_dataset(
       self, client_id: str, batch_size: int
   ) -> batch_arrays.LazyDataset:
     """Returns `client_test_dataset`, built only if it is needed."""
     self.client_number(client_id)
-    return self.lazy_test_dataset(self.test_indices[client_id], batch_size)
+    return self.lazy_test_dataset(
+        self.test_indices[client_id], batch_size, client_id
+    )
 
   def lazy_test_dataset(
-      self, positions: np.ndarray, batch_size: int
+      self,
+      positions: np.ndarray,
+      batch_size: int,
+      client_id: Optional[str] = None,
   ) -> batch_arrays.LazyDataset:
     """Returns a dataset of some of the test data, built only if it is needed.
 
@@ -461,9 +529,12 @@ class FederatedData:
     Args:
       positions: The positions of the samples in the test data.
       batch_size: The number of samples in a batch. The last may be smaller.
+      client_id: The client whose scaling is used. Default: `dataset.scaling`.
     """
     value_types.POSITIVE_INTEGER.check('batch_size', batch_size)
-    found = batches.Batches([positions], batch_size)
+    found = batches.Batches(
+        [positions], batch_size, scaling=self._own_scaling(client_id)
+    )
     arrays = found.to_arrays(
         self.dataset.x_test, self.dataset.y_test, self.dataset.scaling
     )
@@ -471,7 +542,9 @@ class FederatedData:
     return batch_arrays.LazyDataset(
         self.element_spec,
         arrays,
-        functools.partial(self._in_order, 'test', positions, batch_size),
+        functools.partial(
+            self._in_order, 'test', positions, batch_size, client_id
+        ),
     )
 
   def client_validation_dataset(
@@ -483,6 +556,7 @@ class FederatedData:
         'train',
         self.validation_indices.get(client_id, np.zeros(0, np.int64)),
         batch_size,
+        client_id,
     )
 
   def fingerprint(self) -> str:
@@ -499,6 +573,9 @@ class FederatedData:
         digest.update(np.ascontiguousarray(indices, np.int64))
     if self.augmentation != 'none':
       digest.update(self.augmentation.encode())
+    if self.client_scalings is not None:
+      scalings = self.client_scalings
+      digest.update(f'{scalings.are_drawn} {scalings.to_json()}'.encode())
     return digest.hexdigest()
 
   def label_distribution(self) -> np.ndarray:
@@ -543,12 +620,25 @@ class FederatedData:
   def _client_numbers(self) -> dict[str, int]:
     return {client_id: n for n, client_id in enumerate(self.client_ids)}
 
+  def _own_scaling(
+      self, client_id: Optional[str]
+  ) -> Optional[dataset_lib.Scaling]:
+    """Returns the scaling of a client; None: it is the dataset's."""
+    if client_id is None or self.client_scalings is None:
+      return None
+    return self.client_scalings.by_client[client_id]
+
   def _in_order(
-      self, split: str, indices: np.ndarray, batch_size: int
+      self,
+      split: str,
+      indices: np.ndarray,
+      batch_size: int,
+      client_id: Optional[str],
   ) -> tf.data.Dataset:
     """Returns batches of samples of the dataset's part `split`."""
     value_types.POSITIVE_INTEGER.check('batch_size', batch_size)
-    return batches.Batches([indices], batch_size).dataset(
+    scaling = self._own_scaling(client_id)
+    return batches.Batches([indices], batch_size, scaling=scaling).dataset(
         getattr(self.dataset, f'x_{split}'),
         getattr(self.dataset, f'y_{split}'),
         self.dataset.scaling,

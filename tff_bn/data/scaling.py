@@ -75,11 +75,50 @@ def _standardized(
   )
 
 
+def image_scaling(
+    dataset: dataset_lib.Dataset, indices: np.ndarray
+) -> dataset_lib.Scaling:
+  """Computes the statistics of a client's images (FedRDN).
+
+  Args:
+    dataset: The dataset.
+    indices: The positions of the client's training images.
+
+  Returns:
+    The means over the images of each image's mean and of its biased standard
+    deviation, for each channel.
+
+  Raises:
+    ValueError: If the samples are no images, or if a channel is constant in
+      each image.
+  """
+  shape = dataset.input_shape
+  if len(shape) != 3:
+    raise ValueError(
+        f'pixel_scaling={RANDOM_CLIENT} is for images, but'
+        f' dataset={dataset.name} has samples of shape {shape}; use'
+        ' pixel_scaling=standardized.'
+    )
+  center, spread = _image_moments(dataset.x_train, indices)
+  if not spread.all():
+    channel = np.flatnonzero(spread == 0)[0]
+    raise ValueError(
+        f'pixel_scaling={RANDOM_CLIENT}: channel {channel} of each'
+        f' training image of a client of {dataset.name} is constant, so the'
+        ' client has no standard deviation; use'
+        ' pixel_scaling=standardized.'
+    )
+  return dataset_lib.Scaling(
+      center.astype(np.float32), spread.astype(np.float32)
+  )
+
+
 def _category_features(dataset: dataset_lib.Dataset) -> list[int]:
   """Returns the positions of the features that are numbers of categories."""
   return [] if dataset.table is None else list(dataset.table.category_counts)
 
 
+RANDOM_CLIENT = 'random_client'
 # They build the scaling of a dataset, given the positions of the training
 # samples from which means and deviations come. Values of type uint8 are scaled
 # to [0, 1] first.
@@ -96,6 +135,14 @@ PIXEL_SCALINGS = Parts(
         " standard deviation, over the training clients' data; embedded"
         ' categories stay as they are',
         _standardized,
+    ),
+    Part(
+        RANDOM_CLIENT,
+        'minus the mean of the channel, divided by its standard deviation; in'
+        ' training, of a client that is drawn for each image, otherwise of the'
+        " own client, or the clients' mean for a model without a client"
+        ' (FedRDN); only for images',
+        image_scaling,
     ),
 )
 PIXEL_SCALING = Option(
@@ -117,16 +164,18 @@ def pixel_scaling(
     name: A key of `PIXEL_SCALINGS`.
     dataset: The dataset.
     indices: The positions of the training samples from which `standardized`
-      takes its means and deviations.
+      takes its means and deviations; for `random_client`, those of one client,
+      see `image_scaling`.
 
   Returns:
     The scaling; `None` for `unit`. A feature of vectors that is constant in
     these samples becomes 0.
 
   Raises:
-    ValueError: If the name is unknown, if the dataset has no images or floats
-      outside of [0, 1] with `symmetric`, or if a channel of images is constant
-      with `standardized`.
+    ValueError: If the name is unknown, if the dataset has no images with
+      `symmetric` or `random_client`, or floats outside of [0, 1] with
+      `symmetric`, or if a channel of images is constant with `standardized` or
+      `random_client`.
   """
   PIXEL_SCALING.check(name)
   return PIXEL_SCALINGS[name].load()(dataset, indices)
@@ -164,6 +213,20 @@ def has_unscaled_floats(dataset: dataset_lib.Dataset) -> bool:
       and x.min() >= 0
       and x.max() > _LARGE_PIXEL
   )
+
+
+def _image_moments(
+    x: np.ndarray, indices: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the means over images of each image's mean and deviation."""
+  factor = 1 / _WHITE if x.dtype == np.uint8 else 1
+  sums = np.zeros([2, x.shape[-1]])
+  for chunk in np.array_split(indices, -(-len(indices) // _CHUNK)):
+    images = x[chunk] * np.float64(factor)
+    for number, found in enumerate((images.mean((1, 2)), images.std((1, 2)))):
+      sums[number] += found.sum(0)
+  center, spread = sums / len(indices)
+  return center, spread
 
 
 def _moments(

@@ -6,6 +6,7 @@ import keras
 
 from tff_bn.catalog import models
 from tff_bn.layers.feature_normalization import FeatureNormalization
+from tff_bn.layers.kernel_normalization import KernelNormalization
 from tff_bn.layers.weight_standardization import WeightStandardizedConv1D
 from tff_bn.layers.weight_standardization import WeightStandardizedConv2D
 from tff_bn.layers.weight_standardization import WeightStandardizedDense
@@ -22,6 +23,12 @@ def _with_bias(normalization: str, use_bias: Optional[bool]) -> bool:
   return models.find_normalization(normalization).needs_bias
 
 
+def _before(arguments: dict[str, Any]) -> Optional[str]:
+  """Returns the name of a normalization before a layer with a name."""
+  name = arguments.get('name')
+  return None if name is None else f'{name}_kernel_norm'
+
+
 def convolve(
     inputs: keras.KerasTensor,
     channels: int,
@@ -36,7 +43,18 @@ def convolve(
   By default, it has a bias unless the shift of the normalization, or the scalar
   biases of Fixup, make it redundant. `arguments` are other arguments of
   `keras.layers.Conv2D` or `keras.layers.Conv1D`.
+
+  With kernel normalization, the normalized windows of the inputs lie side by
+  side, so the convolution moves by its kernel size.
   """
+  if normalization == models.KERNEL:
+    inputs = KernelNormalization(
+        kernel_size,
+        arguments.pop('strides', 1),
+        arguments.pop('padding', 'valid'),
+        name=_before(arguments),
+    )(inputs)
+    arguments['strides'] = kernel_size
   is_standardized = normalization == models.STANDARDIZED_WEIGHTS
   if len(inputs.shape) == 3:
     kind = WeightStandardizedConv1D if is_standardized else keras.layers.Conv1D
@@ -55,6 +73,8 @@ def dense(
     **arguments: Any,
 ) -> keras.KerasTensor:
   """Applies a hidden dense layer that `normalize` follows, see `convolve`."""
+  if normalization == models.KERNEL:
+    inputs = KernelNormalization(name=_before(arguments))(inputs)
   is_standardized = normalization == models.STANDARDIZED_WEIGHTS
   kind = WeightStandardizedDense if is_standardized else keras.layers.Dense
   use_bias = _with_bias(normalization, use_bias)

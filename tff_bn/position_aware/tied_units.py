@@ -22,6 +22,7 @@ from tff_bn.layers.federated_batch_normalization import (
     FederatedBatchNormalization,
 )
 from tff_bn.layers.hybrid_batch_normalization import HybridBatchNormalization
+from tff_bn.layers.kernel_normalization import KernelNormalization
 from tff_bn.layers.position_encoding import PositionEncoding
 from tff_bn.layers.scalars import ScalarBias
 from tff_bn.layers.scalars import ScalarMultiplier
@@ -44,6 +45,7 @@ _BATCH_NORMS = (
 # unit, or treat all units alike, such as the softmax.
 _WITHOUT_WEIGHTS = (
     FeatureNormalization,
+    KernelNormalization,
     PositionEncoding,
     ScalarBias,
     ScalarMultiplier,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import contextlib
+import functools
 import pathlib
 from typing import Any, Optional
 
@@ -10,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from tff_bn.catalog import tasks
-from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import federated
 from tff_bn.imports import versions
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -99,7 +99,7 @@ class FinalModels:
     data = self._data
     described = {}
     if isinstance(data, federated.FederatedData):
-      described = describe(data.dataset)
+      described = describe(data)
       if tasks.has_sample_classes(data.task):
         described['class_counts'] = data.class_counts().tolist()
     manifest = dict(
@@ -121,20 +121,21 @@ class FinalModels:
         num_clients,
         manifest,
         saves_keras_clients=self._config.save_client_models != 'none',
-        preparation=saved_inputs.preparation(manifest),
+        prepare=functools.partial(saved_inputs.preparation, manifest),
         like=inside,
     )
 
 
-def describe(dataset: dataset_lib.Dataset) -> dict[str, Any]:
+def describe(data: federated.FederatedData) -> dict[str, Any]:
   """Returns the manifest's entries about the training data.
 
   These are the task, the number of outputs of the models, the names of the
   classes in the order of the outputs, the size to which pictures were resized,
   whether their values are of type uint8, the number by which the original
-  values were divided, the scaling after that, and how the columns of a table
-  became features.
+  values were divided, the scaling after that, also of single clients, and how
+  the columns of a table became features.
   """
+  dataset = data.dataset
   description: dict[str, Any] = dict(
       task=dataset.task,
       num_outputs=dataset.num_outputs,
@@ -145,6 +146,8 @@ def describe(dataset: dataset_lib.Dataset) -> dict[str, Any]:
   )
   if dataset.scaling is not None:
     description['pixel_scaling'] = dataset.scaling.to_json()
+  if data.client_scalings is not None:
+    description[saved_inputs.CLIENTS] = data.client_scalings.to_json()
   if dataset.table is not None:
     description['table'] = dataset.table.to_json()
   return description

@@ -124,9 +124,7 @@ class RoundEvaluation:
     if shared is not None:
       test = self._evaluator.evaluate(shared, self.test_dataset)
     else:
-      test = self._evaluator.evaluate_clients(
-          weights, lambda client_id: self.test_dataset
-      )
+      test = self._evaluator.evaluate_clients(weights, self._whole_test_dataset)
     by_client = self._evaluate_each_client(weights)
     is_last = round_num == self._config.rounds
     if is_last or self.client_metrics.is_over_time:
@@ -210,6 +208,13 @@ class RoundEvaluation:
             client_id, _BATCH_SIZE
         ),
     )
+
+  def _whole_test_dataset(self, client_id: str) -> tf.data.Dataset:
+    """Returns the central test set as the model of a client takes it."""
+    # Data of the same form may have none.
+    if getattr(self._data, 'client_scalings', None) is None:
+      return self.test_dataset
+    return self._data.test_dataset(_BATCH_SIZE, client_id)
 
   def _train_dataset(self, client_id: str) -> tf.data.Dataset:
     """Returns all training data of a client, without augmentation."""

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
 # The entry of the manifest: a key of `run_entries.EXPORT`.
 ENTRY = 'keras_inputs'
+# The entries with the scaling of the global model and of each client.
+SCALING = 'pixel_scaling'
+CLIENTS = 'client_pixel_scaling'
 
 
 def choose(manifest: Mapping[str, Any], export: str) -> str:
@@ -39,10 +42,26 @@ def takes_raw(manifest: Mapping[str, Any]) -> bool:
   return manifest.get(ENTRY) == run_entries.RAW
 
 
+def scaling(
+    manifest: Mapping[str, Any], client_id: Optional[str] = None
+) -> Optional[dict[str, Any]]:
+  """Returns the scaling of a client's model, or of the global model.
+
+  It has the arguments of `tff_bn.data.dataset.Scaling`; None: no scaling.
+  """
+  own = manifest.get(CLIENTS, {})
+  return own.get(client_id) or manifest.get(SCALING)
+
+
 def preparation(
-    manifest: Mapping[str, Any],
+    manifest: Mapping[str, Any], client_id: Optional[str] = None
 ) -> 'Optional[raw_inputs.Preparation]':
-  """Returns what the Keras files of a run do to samples; None: nothing."""
+  """Returns what the Keras file of a model does to samples; None: nothing.
+
+  Args:
+    manifest: The manifest of the run's models.
+    client_id: The client whose model it is. Default: the global model.
+  """
   if not takes_raw(manifest):
     return None
   from tff_bn.keras_model import raw_inputs
@@ -53,5 +72,5 @@ def preparation(
       image_size=None if image_size is None else tuple(image_size),
       rounds=manifest['is_uint8'],
       divisor=manifest['divisor'],
-      **manifest.get('pixel_scaling', {}),
+      **(scaling(manifest, client_id) or {}),
   )

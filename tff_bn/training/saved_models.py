@@ -16,7 +16,7 @@ The folder appears when it is complete. This module reads only the arrays,
 because loading a Keras file can run code that it contains.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 import contextlib
 import functools
 import hashlib
@@ -74,7 +74,9 @@ def writing(
     description: Mapping[str, Any],
     *,
     saves_keras_clients: bool = False,
-    preparation: Optional[raw_inputs.Preparation] = None,
+    prepare: Callable[
+        [Optional[str]], Optional[raw_inputs.Preparation]
+    ] = lambda client_id: None,
     like: Optional['Writer'] = None,
 ) -> Iterator['Writer']:
   """Writes the models of a run and replaces the folder.
@@ -87,9 +89,9 @@ def writing(
     num_clients: The number of clients that have own models.
     description: Further entries of the manifest, as JSON can express them.
     saves_keras_clients: Whether to save Keras models of the clients too.
-    preparation: What the Keras files do to samples. Default: nothing.
-    like: A writer with the same model and preparation, whose Keras model is
-      used again.
+    prepare: Returns what the Keras file of a client does to samples; with None,
+      of the global model. Default: nothing.
+    like: A writer with the same model, whose Keras model is used again.
 
   Yields:
     The writer. The folder appears at the end of the `with` block, if there is
@@ -106,7 +108,7 @@ def writing(
           server_weights,
           num_clients,
           saves_keras_clients,
-          preparation,
+          prepare,
           records,
           like,
       )
@@ -140,7 +142,7 @@ class Writer:
       server_weights: ModelWeights,
       num_clients: int,
       saves_keras_clients: bool,
-      preparation: Optional[raw_inputs.Preparation],
+      prepare: Callable[[Optional[str]], Optional[raw_inputs.Preparation]],
       records: BinaryIO,
       like: Optional['Writer'],
   ):
@@ -149,9 +151,13 @@ class Writer:
     self._server_values = model.from_model_weights(server_weights)
     self._num_clients = num_clients
     self._saves_keras_clients = saves_keras_clients
-    self._preparation = preparation
+    self._prepare = prepare
     self._records = records
     self._like = like
+    # What the last Keras file does to samples, and its model.
+    self._last_saved: Optional[
+        tuple[Optional[raw_inputs.Preparation], keras.Model]
+    ] = None
     self.client_ids: list[str] = []
     self.stems: dict[str, str] = {}
     # The own variables of each client, once they are known: the names, dtypes
@@ -208,11 +214,11 @@ class Writer:
     self.stems[client_id] = stem = client_file_stem(client_id)
     path = self._folder / _CLIENTS / f'{stem}.keras'
     path.parent.mkdir(exist_ok=True)
-    self._save_keras(weights, path)
+    self._save_keras(weights, path, client_id)
 
   def add_global(self, weights: ModelWeights) -> None:
     """Saves the global model."""
-    self._save_keras(weights, self._folder / _KERAS_MODEL)
+    self._save_keras(weights, self._folder / _KERAS_MODEL, None)
     values = self._model.from_model_weights(weights)
     arrays: dict[str, Any] = {
         info.name: np.asarray(value)
@@ -234,18 +240,28 @@ class Writer:
       return self._like._keras_model
     return self._model.to_keras()
 
-  @functools.cached_property
-  def _saved_model(self) -> keras.Model:
-    """The Keras model of the files, which shares its weights."""
-    if self._like is not None:
-      return self._like._saved_model
-    return _prepared(self._keras_model, self._preparation)
-
-  def _save_keras(self, weights: ModelWeights, path: pathlib.Path) -> None:
+  def _save_keras(
+      self, weights: ModelWeights, path: pathlib.Path, client_id: Optional[str]
+  ) -> None:
     values = self._model.from_model_weights(weights)
     self._keras_model.set_weights([np.asarray(value) for value in values])
+    saved_model = self._saved_model(self._prepare(client_id))
     with files.naming(path):
-      self._saved_model.save(path)
+      saved_model.save(path)
+
+  def _saved_model(
+      self, preparation: Optional[raw_inputs.Preparation]
+  ) -> keras.Model:
+    """Returns the Keras model of a file, which shares its weights."""
+    if self._like is not None:
+      return self._like._saved_model(preparation)
+    # Usually, all files prepare samples alike.
+    if self._last_saved is None or self._last_saved[0] != preparation:
+      self._last_saved = (
+          preparation,
+          _prepared(self._keras_model, preparation),
+      )
+    return self._last_saved[1]
 
 
 def _prepared(

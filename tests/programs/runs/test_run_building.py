@@ -667,6 +667,9 @@ def test_settings_of_the_pixels_reach_the_data():
   again = data.recipe()
   assert again.augmentation == 'flip_rotate'
   assert again.fingerprint() == data.fingerprint()
+  data = _data('--pixel_scaling=random_client', '--split=iid')
+  assert data.client_scalings.are_drawn
+  assert data.recipe().fingerprint() == data.fingerprint()
 
 
 def test_held_out_clients_are_not_in_the_data(monkeypatch):

@@ -178,7 +178,9 @@ def _saved(dataset, image_size, folder, export='raw'):
       format=2,
       input_shape=list(dataset.input_shape),
       export=export,
-      **final_models.describe(dataset),
+      **final_models.describe(
+          types.SimpleNamespace(dataset=dataset, client_scalings=None)
+      ),
   )
   description['keras_inputs'] = saved_inputs.choose(description, export)
   manifests.write(folder, description)
