@@ -166,7 +166,11 @@ class BoundBnScaffold(scaffold.ControlVariates):
         for layer in self._layers
     ]
     collected = [v for moments in self._moments for v in moments]
-    self.variables += [v for pair in self._offsets for v in pair] + collected
+    self.variables = [
+        *self.variables,
+        *(v for pair in self._offsets for v in pair),
+        *collected,
+    ]
     self.collecting = [*self.collecting, *collected]
 
   def _dtype(self, layer: keras.layers.BatchNormalization) -> tf.DType:

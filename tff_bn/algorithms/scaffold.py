@@ -109,7 +109,7 @@ class Scaffold(drift_correction.DriftCorrection):
     if self.num_clients is not None:
       value_types.POSITIVE_INTEGER.check('num_clients', self.num_clients)
 
-  def round_variants(self) -> drift_correction.RoundVariants:
+  def round_variants(self) -> Optional[drift_correction.RoundVariants]:
     """See the base class."""
     return scaffold_short_rounds.round_variants(self)
 
