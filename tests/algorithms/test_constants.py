@@ -112,7 +112,11 @@ def _datasets(toy, sizes):
   return plain, mapped
 
 
-_WITHOUT_AGGREGATOR = ('build_centralized', 'build_single')
+_WITHOUT_AGGREGATOR = (
+    *('build_centralized', 'build_single'),
+    # These take weighted means only.
+    *('build_fed_nova', 'build_fed_dyn'),
+)
 # Their clients' computations differ most.
 _QUICK = ('build_centralized', 'build_fed_bn', 'build_fedtan', 'build_moon')
 

@@ -175,7 +175,7 @@ def check_replaceable(
   for layer in layers:
     if isinstance(layer, BatchRenormalization):
       raise ValueError(
-          f'{algorithm} is impossible with batch renormalization, as in the'
+          f'{algorithm} is impossible with the batch renormalization of the'
           f' layer {layer.name!r} of the model {model.keras_model.name!r}:'
           f' {reason}. Use keras.layers.BatchNormalization'
           " (tff_bn.convert_batch_norm(model, to='batch')), or fedavg."
