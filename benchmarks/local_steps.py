@@ -1,18 +1,18 @@
 """What several local steps between two exchanges lose, and where.
 
 Ten clients have one class of scikit-learn's digits each. The clients' training
-is simulated in plain JAX, all clients at once, step by step, so that each thing
-that clients compute alone can be replaced by what all clients together would
-compute:
+is simulated in plain JAX, all clients at once, step by step. So in a step, a
+client can use its own value of each of these, or that of all clients together:
 
 *   the statistics with which batch normalization normalizes,
 *   the gradients of the loss with respect to these statistics,
-*   the gradients of the weights; those of all clients leave no drift.
+*   the gradients of the weights: with the mean gradient, models do not drift
+    apart.
 
-With all three, it is centralized training. The server averages the weights. The
-model is evaluated with the statistics of a batch of all clients, so that the
-table shows what happens to the weights. The program contains nothing of this
-package but its data, and writes a Markdown report.
+If clients share all three, it is centralized training. The server averages the
+weights. The model is evaluated with the statistics of a batch of all clients,
+so that the table shows what happens to the weights. The program contains
+nothing of this package but its data, and writes a Markdown report.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,22 +40,23 @@ _EPSILON = 1e-3
 _CHANNELS = (16, 32, 32)
 
 OWN, ALL, NONE = 'own', 'all clients', 'none'
-# Parts of the model whose gradients are those of all clients.
+# The weights of the last layer.
 _HEAD = ('kernel', 'bias')
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """What clients compute alone, and what together.
+  """Whose values a client uses in a local step.
 
   Attributes:
     statistics: `OWN` or `ALL`.
     of_statistics: The gradients with respect to the statistics: `OWN`, `ALL`,
       or `NONE`, which takes the statistics as constants.
-    of_body: The gradients of the weights but those of the last layer.
-    of_head: The gradients of the weights of the last layer.
-    first_only: Whether all of this is for the first step of a round; in the
-      others, clients compute alone.
+    of_body: The gradients of the weights of all layers but the last: `OWN` or
+      `ALL`.
+    of_head: The gradients of the weights of the last layer: `OWN` or `ALL`.
+    first_only: Whether this holds for the first step of a round only. In the
+      others, a client uses its own values.
   """
 
   statistics: str = OWN
@@ -141,6 +142,9 @@ def _logits(weights: Any, x: Any, case: Case, fixed: Any = None) -> Any:
   def for_each(function, *arguments):
     return jnp.stack([function(*client) for client in zip(*arguments)])
 
+  def channels(vector):
+    return vector[:, None, None, None]
+
   used = []
   for layer in range(len(_CHANNELS)):
     if layer:
@@ -152,9 +156,6 @@ def _logits(weights: Any, x: Any, case: Case, fixed: Any = None) -> Any:
     elif case.statistics == ALL:
       mean, variance = shared_statistics(mean, variance, case.of_statistics)
     used.append((mean, variance))
-
-    def channels(vector):
-      return vector[:, None, None, None]
 
     x = (x - channels(mean)) / jnp.sqrt(channels(variance) + _EPSILON)
     x = x * channels(weights[f'gamma_{layer}']) + channels(
@@ -220,7 +221,7 @@ def train(case: Case, num_rounds: int, num_steps: int, seed: int) -> float:
   """Trains a model.
 
   Args:
-    case: What clients compute alone.
+    case: Whose values a client uses in a step.
     num_rounds: The number of rounds.
     num_steps: The number of local steps in a round.
     seed: Determines the initial weights and the batches.
@@ -328,9 +329,9 @@ def report(measurements: Measurements) -> tuple[str, bool]:
       '',
       "Ten clients with one class of scikit-learn's digits each,"
       f' {measurements.rounds} rounds of {measurements.steps} local steps with'
-      f' {_BATCH_SIZE} examples, small_cnn, learning rate {_LEARNING_RATE}. A'
-      ' column says whose values a client uses in each step: its own or those'
-      ' of all clients. Evaluation uses the statistics of a batch of all'
+      f' {_BATCH_SIZE} examples, small_cnn, learning rate {_LEARNING_RATE}. The'
+      ' columns say whether a client uses its own values in a step, or those of'
+      ' all clients together. Evaluation uses the statistics of a batch of all'
       f' clients. Test accuracy in %, mean (range) of {num_seeds} seeds.',
       '',
       *harness.table(

@@ -167,9 +167,7 @@ def test_with_deeper_models(name, model_name):
 # In this runtime, only the kind of the state differs between algorithms.
 @pytest.mark.slow
 @pytest.mark.usefixtures('native_runtime')
-@pytest.mark.parametrize(
-    'name', ['fed_avg', 'fedtan', 'scaffold', 'fed_dyn']
-)
+@pytest.mark.parametrize('name', ['fed_avg', 'fedtan', 'scaffold', 'fed_dyn'])
 def test_in_the_native_runtime(name):
   _check(name)
 

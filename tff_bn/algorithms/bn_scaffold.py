@@ -16,6 +16,7 @@ from typing_extensions import Unpack
 from tff_bn.algorithms import scaffold
 from tff_bn.catalog import algorithms
 from tff_bn.clients import drift_correction
+from tff_bn.clients import moments_collector
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.drift_correction import State
 from tff_bn.clients.drift_correction import Tensors
@@ -156,22 +157,17 @@ class BoundBnScaffold(scaffold.ControlVariates):
         (f'batch_mean_{i}', f'batch_spread_{i}')
         for i in range(len(self._layers))
     ]
-    # s - s_i, and the moments of the values so far.
+    # s - s_i.
     self._offsets = [self._vectors(layer) for layer in self._layers]
-    self._moments = [
-        Moments(
-            tf.Variable(tf.zeros([], self._dtype(layer)), trainable=False),
-            *self._vectors(layer),
-        )
-        for layer in self._layers
-    ]
-    collected = [v for moments in self._moments for v in moments]
+    self._collector = moments_collector.MomentsCollector(
+        [layer.moving_mean for layer in self._layers]
+    )
     self.variables = [
         *self.variables,
         *(v for pair in self._offsets for v in pair),
-        *collected,
+        *self._collector.variables,
     ]
-    self.collecting = [*self.collecting, *collected]
+    self.collecting = [*self.collecting, *self._collector.variables]
 
   def _dtype(self, layer: keras.layers.BatchNormalization) -> tf.DType:
     return tf.as_dtype(layer.moving_mean.dtype)
@@ -198,41 +194,23 @@ class BoundBnScaffold(scaffold.ControlVariates):
     seen = batch_moments.batch_moments(
         inputs, layer.axis, mask, differentiable=True
     )
-    if seen.count.shape.rank:
-      raise ValueError(
-          f'The batch normalization layer {layer.name!r} has a mask that'
-          ' differs between channels, so they have different numbers of values.'
-      )
     seen = Moments(*(tf.cast(part, self._dtype(layer)) for part in seen))
-    self._collect(number, seen)
+    self._collector.add(layer, seen)
     mean_offset, deviation_offset = self._offsets[number]
     mean = seen.mean + mean_offset
     deviation = tf.maximum(
         tf.sqrt(seen.variance + layer.epsilon) + deviation_offset,
         tf.sqrt(tf.constant(layer.epsilon, seen.mean.dtype)),
     )
-    for variable, value in (
-        (layer.moving_mean, mean),
-        (layer.moving_variance, tf.square(deviation) - layer.epsilon),
-    ):
-      old = tf.convert_to_tensor(variable)
-      moved = old * layer.momentum + value * (1 - layer.momentum)
-      variable.assign(tf.where(seen.count > 0, moved, old))
+    fused_batch_norm.move_statistics(
+        layer, Moments(seen.count, mean, tf.square(deviation) - layer.epsilon)
+    )
     gamma, beta = fused_batch_norm.affine_weights(layer)
     shape = [1] * inputs.shape.rank
     shape[layer.axis] = -1
     centered = tf.cast(inputs, mean.dtype) - tf.reshape(mean, shape)
     outputs = centered * tf.reshape(gamma / deviation, shape)
     return tf.cast(outputs + tf.reshape(beta, shape), layer.compute_dtype)
-
-  def _collect(self, number: int, seen: Moments) -> None:
-    """Adds values to those that the client's control variates describe."""
-    variables = self._moments[number]
-    merged = batch_moments.merge_moments(
-        Moments(*map(tf.convert_to_tensor, variables)), seen
-    )
-    for variable, value in zip(variables, merged):
-      variable.assign(value)
 
   def _described(
       self, layer: keras.layers.BatchNormalization, moments: Moments
@@ -303,11 +281,7 @@ class BoundBnScaffold(scaffold.ControlVariates):
     return [
         *super().start(before, server_state, client_state),
         *offsets,
-        *(
-            tf.zeros(v.shape, v.dtype)
-            for moments in self._moments
-            for v in moments
-        ),
+        *(tf.zeros(v.shape, v.dtype) for v in self._collector.variables),
     ]
 
   def finish(
@@ -326,11 +300,12 @@ class BoundBnScaffold(scaffold.ControlVariates):
         collected[:1],
         client_state,
     )
-    values = iter(collected[1:])
     kept, sent = collections.OrderedDict(kept), collections.OrderedDict(sent)
     changes = []
-    for layer, names in zip(self._layers, self._state_names, strict=True):
-      moments = Moments(next(values), next(values), next(values))
+    for number, (layer, names) in enumerate(
+        zip(self._layers, self._state_names, strict=True)
+    ):
+      moments = self._collector.moments(number, collected[1:])
       for name, new in zip(names, self._described(layer, moments), strict=True):
         # Without values, as under a mask, nothing new is known.
         kept[name] = tf.where(moments.count > 0, new, client_state[name])

@@ -249,18 +249,11 @@ class _DynamicRegularizer(drift_correction.BoundCorrection):
   def _next_state(self, server_state: State, aggregated: State) -> State:
     """Returns h + α |S|/m · mean_S(w_t - w_k)."""
     num_participants = aggregated['num_participants']
-    num_clients = num_participants + aggregated['num_dropped']
-    if self._settings.num_clients is not None:
-      check = tf.debugging.assert_less_equal(
-          num_clients,
-          self._settings.num_clients,
-          message=(
-              f'FedDyn got num_clients={self._settings.num_clients}, but there'
-              ' are more clients in a round.'
-          ),
-      )
-      with tf.control_dependencies([check]):
-        num_clients = tf.constant(self._settings.num_clients)
+    num_clients = drift_correction.num_all_clients(
+        'FedDyn',
+        self._settings.num_clients,
+        num_participants + aggregated['num_dropped'],
+    )
     share = tf.math.divide_no_nan(
         tf.cast(num_participants, tf.float64), tf.cast(num_clients, tf.float64)
     )

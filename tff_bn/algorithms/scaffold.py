@@ -270,16 +270,6 @@ class ControlVariates(drift_correction.BoundCorrection):
     Args:
       total: See `next_server_state`.
     """
-    num_clients = total['num_clients']
-    if self.num_clients is None:
-      return num_clients
-    check = tf.debugging.assert_less_equal(
-        num_clients,
-        self.num_clients,
-        message=(
-            f'SCAFFOLD got num_clients={self.num_clients}, but there are more'
-            ' clients in a round.'
-        ),
+    return drift_correction.num_all_clients(
+        'SCAFFOLD', self.num_clients, total['num_clients']
     )
-    with tf.control_dependencies([check]):
-      return tf.constant(self.num_clients)

@@ -725,8 +725,8 @@ CORRECTIONS: Parts[Correction] = Parts(
     ),
     Correction(
         'feddyn',
-        "each client's loss has a term that moves its optimum towards that of"
-        ' all clients (see --feddyn_strength)',
+        "two terms in each client's loss move its optimum towards the optimum"
+        ' of all clients (see --feddyn_strength)',
         f'{_ROOM}.fed_dyn:build_fed_dyn',
         (FEDDYN_STRENGTH,),
         client_weighting='uniform',
@@ -923,9 +923,7 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         'scaffold that corrects the BN statistics of batches by control'
         ' variates, too (see --variate_deviation)',
         f'{_ROOM}.bn_scaffold:build_bn_scaffold',
-        _SERVER
-        + (STATISTICS, rules.STATISTICS_AGGREGATOR)
-        + (VARIATE_DEVIATION,),
+        _SERVER + (STATISTICS, rules.STATISTICS_AGGREGATOR, VARIATE_DEVIATION),
         needs=_SCAFFOLD_NEEDS,
         no_drift='it corrects the drift by control variates',
         **_SCAFFOLD,

@@ -12,6 +12,7 @@ import tensorflow_federated as tff
 
 from tff_bn.catalog import local_training
 from tff_bn.clients import update_norms
+from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_step import LocalStep
 from tff_bn.clients.local_training_config import LocalTrainingConfig
@@ -420,7 +421,8 @@ class ClientWork:
       aggregated: The aggregated update.
     """
     correction = self.correction
-    if correction is None:
+    unchanged = BoundCorrection.server_update
+    if correction is None or type(correction).server_update is unchanged:
       return aggregated
 
     @tff.tensorflow.computation(

@@ -264,6 +264,30 @@ class DriftCorrection(abc.ABC):
     """
 
 
+def num_all_clients(
+    name: str, num_clients: Optional[int], in_round: tf.Tensor
+) -> tf.Tensor:
+  """Returns the number of all clients, at least as many as are in a round.
+
+  Args:
+    name: The name of the correction, for the error in a round with more.
+    num_clients: The number of all clients. `None`: those of the round.
+    in_round: The number of clients in the round.
+  """
+  if num_clients is None:
+    return in_round
+  check = tf.debugging.assert_less_equal(
+      in_round,
+      num_clients,
+      message=(
+          f'{name} got num_clients={num_clients}, but there are more clients in'
+          ' a round.'
+      ),
+  )
+  with tf.control_dependencies([check]):
+    return tf.constant(num_clients)
+
+
 def check_shares(
     model: BatchNormModel, weights: SharedWeights, name: str
 ) -> None:

@@ -65,26 +65,30 @@ class MomentsCollector:
       mask: Optional[tf.Tensor],
   ) -> tf.Tensor:
     """Collects the moments of a layer's inputs and computes its output."""
-    position = self._positions[id(layer.moving_mean)]
-    variables = self.variables[3 * position : 3 * position + 3]
     if fused_batch_norm.applies(layer, inputs, mask):
       seen = fused_batch_norm.moments(inputs)
     else:
       seen = batch_moments.batch_moments(inputs, layer.axis, mask)
+    self.add(layer, seen)
+    if self._correct_gradient is not None:
+      inputs = self._correct_gradient(layer, inputs, mask, seen.count)
+    return self._normalize(layer, inputs, mask)
+
+  def add(self, layer: keras.layers.Layer, seen: Moments) -> None:
+    """Merges the moments of a batch into those of a layer."""
     if seen.count.shape.rank:
       raise ValueError(
           f'The batch normalization layer {layer.name!r} has a mask that'
           ' differs between channels, so they have different numbers of values.'
       )
+    position = self._positions[id(layer.moving_mean)]
+    variables = self.variables[3 * position : 3 * position + 3]
     merged = batch_moments.merge_moments(
         Moments(*map(tf.convert_to_tensor, variables)),
         Moments(*(tf.cast(x, variables[0].dtype) for x in seen)),
     )
     for variable, value in zip(variables, merged):
       variable.assign(value)
-    if self._correct_gradient is not None:
-      inputs = self._correct_gradient(layer, inputs, mask, seen.count)
-    return self._normalize(layer, inputs, mask)
 
   def moments(self, layer: int, values: Sequence[tf.Tensor]) -> Moments:
     """Returns the moments that a layer collected.

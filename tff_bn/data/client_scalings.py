@@ -6,6 +6,7 @@ Learning, CVPR 2025, arXiv:2306.09363.
 
 from collections.abc import Mapping
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -27,7 +28,7 @@ class ClientScalings:
 
   def mean(self) -> dataset_lib.Scaling:
     """Returns the mean over the clients, for a model that has no client."""
-    means, deviations = self._stacked()
+    means, deviations = self._stacked
     return dataset_lib.Scaling(means.mean(0), deviations.mean(0))
 
   def draw(
@@ -44,13 +45,14 @@ class ClientScalings:
       mean and the deviation of an image are from the same client.
     """
     chosen = rng.integers(len(self.by_client), size=num_images)
-    means, deviations = (x[chosen, None, None] for x in self._stacked())
+    means, deviations = (x[chosen, None, None] for x in self._stacked)
     return dataset_lib.Scaling(means, deviations)
 
   def to_json(self) -> dict[str, dict[str, list[float]]]:
     """Returns the exact numbers, for a file."""
     return {c: scaling.to_json() for c, scaling in self.by_client.items()}
 
+  @functools.cached_property
   def _stacked(self) -> tuple[np.ndarray, np.ndarray]:
     scalings = self.by_client.values()
     return (

@@ -124,7 +124,10 @@ class SynchronizedBatchNorm:
       raise model_checks.inside_of_control_flow(containers[-1], layer)
     kernels = Kernels(layer, inputs, mask)
     statistics = self._statistics(kernels, layer)
-    _update_moving_statistics(layer, statistics)
+    fused_batch_norm.move_statistics(
+        layer,
+        Moments(statistics.count, statistics.mean, statistics.variance),
+    )
     output = self._normalize(
         kernels, statistics, *fused_batch_norm.affine_weights(layer)
     )
@@ -309,18 +312,3 @@ class SynchronizedBatchNorm:
 def _can_be_summed(*values: tf.Tensor) -> tf.Tensor:
   """Whether values are finite and small enough to be summed over clients."""
   return numerics.all_finite([value * _MOST_CLIENTS for value in values])
-
-
-def _update_moving_statistics(
-    layer: keras.layers.BatchNormalization, statistics: Statistics
-) -> None:
-  """Updates the moving mean and variance as Keras does, if there are values."""
-  for variable, value in (
-      (layer.moving_mean, statistics.mean),
-      (layer.moving_variance, statistics.variance),
-  ):
-    old = tf.convert_to_tensor(variable)
-    new = old * layer.momentum + tf.cast(value, old.dtype) * (
-        1.0 - layer.momentum
-    )
-    variable.assign(tf.where(statistics.count > 0, new, old))

@@ -172,6 +172,21 @@ def normalize_by(
   ).y
 
 
+def move_statistics(
+    layer: keras.layers.BatchNormalization, seen: Moments
+) -> None:
+  """Moves the running statistics as Keras does, if there are values."""
+  for variable, value in (
+      (layer.moving_mean, seen.mean),
+      (layer.moving_variance, seen.variance),
+  ):
+    old = tf.convert_to_tensor(variable)
+    new = old * layer.momentum + tf.cast(value, old.dtype) * (
+        1.0 - layer.momentum
+    )
+    variable.assign(tf.where(seen.count > 0, new, old))
+
+
 def training(
     layer: keras.layers.BatchNormalization,
     inputs: tf.Tensor,

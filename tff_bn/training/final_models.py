@@ -145,7 +145,7 @@ def describe(data: federated.FederatedData) -> dict[str, Any]:
       divisor=dataset.total_divisor,
   )
   if dataset.scaling is not None:
-    description['pixel_scaling'] = dataset.scaling.to_json()
+    description[saved_inputs.SCALING] = dataset.scaling.to_json()
   if data.client_scalings is not None:
     description[saved_inputs.CLIENTS] = data.client_scalings.to_json()
   if dataset.table is not None:
