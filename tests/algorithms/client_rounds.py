@@ -94,7 +94,8 @@ class Training:
     self.clients = []
     if isinstance(process, StatefulLearningProcess):
       self.clients = [
-          process.initialize_client(self.state) for _ in range(num_clients)
+          process.personalize(process.initialize_client(self.state), number)
+          for number in range(num_clients)
       ]
 
   def next_round(self, data, sampled=None):

@@ -42,16 +42,7 @@ def build_single(
     ValueError: If an option is given that must not be, or has a value that is
       not allowed.
   """
-  for name in (
-      'drift_correction',
-      'server_optimizer',
-      'model_aggregator',
-      'statistics_aggregator',
-      'sum_aggregator',
-      'client_filter',
-  ):
-    if options.get(name) is not None:
-      raise ValueError(
-          f'{name} has no effect in single, which shares nothing; leave it out.'
-      )
+  averaging.check_left_out(
+      'single, which shares nothing', options, averaging.SERVER_OPTIONS
+  )
   return averaging.build_partitioned(model, SINGLE, client_optimizer, **options)

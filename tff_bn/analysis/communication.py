@@ -134,7 +134,8 @@ def messages(next_computation: tff.Computation) -> list[Message]:
   Returns:
     The messages in the order of their exchanges. The server sends a value once,
     when a client first needs it; a client sends a value in each exchange that
-    aggregates it. A value that `federated_select` slices counts as a whole.
+    aggregates it. Of a value that `federated_select` slices, the server sends
+    the slices of one client; the keys are not counted.
   """
   plan = _plan(next_computation)
   for_metrics: list[symbols.Leaf] = []

@@ -472,6 +472,20 @@ DITTO_STRENGTH = _own_option(
     ' added to the loss of personal models',
     1.0,
 )
+FEDAP_OWN_SHARE = _own_option(
+    'fedap_own_share',
+    value_types.SHARE,
+    "λ of fedap: the share of a client's own model in its average of all"
+    ' models',
+    0.5,
+)
+FEDAP_FEDBN_ROUNDS = _own_option(
+    'fedap_fedbn_rounds',
+    value_types.POSITIVE_INTEGER,
+    'Number of rounds of fedbn at the start of fedap; the BN statistics after'
+    ' them say how similar clients are',
+    5,
+)
 
 # Why algorithms can't be combined with corrections of the clients' drift.
 _NOTHING_SHARED = 'its clients share nothing, so there is no common model'
@@ -828,6 +842,15 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         f'{_ROOM}.fed_stein:build_fed_stein',
         _SERVER + _SHARED + (LOCAL_LAYERS,),
         features=(rules.MEAN, CLIENT_MODELS),
+    ),
+    Algorithm(
+        'fedap',
+        'fedbn in which each client has an own average of all models, with'
+        ' larger shares of clients with similar BN statistics',
+        f'{_ROOM}.fed_ap:build_fed_ap',
+        (FEDAP_OWN_SHARE, FEDAP_FEDBN_ROUNDS),
+        features=(CLIENT_MODELS,),
+        no_drift='its clients have no model in common from which they drift',
     ),
     Algorithm(
         'fedper',

@@ -225,6 +225,47 @@ class ClientWork:
     del client_state
     return values
 
+  # Whether a client's state has its number, see `numbered`.
+  has_client_number = False
+
+  def numbered(
+      self, client_state: Mapping[str, Any], client_number: int
+  ) -> collections.OrderedDict[str, Any]:
+    """Returns a new client's state with the client's number.
+
+    For works with `has_client_number`.
+    """
+    raise NotImplementedError
+
+  def update_aggregator(
+      self, update_type: tff.StructType, weight_type: tff.Type
+  ) -> Optional[tff.templates.AggregationProcess]:
+    """Returns the process that aggregates the clients' updates.
+
+    Here it is `None`: the one of the options.
+    """
+    del update_type, weight_type
+    return None
+
+  def finish_clients(
+      self,
+      client_states: tff.Value,
+      sent: tff.Value,
+      aggregated: tff.Value,
+  ) -> tff.Value:
+    """Ends a round for the clients, in a `tff.federated_computation`.
+
+    Args:
+      client_states: The clients' new states.
+      sent: The shared weights before the round, at the clients.
+      aggregated: The aggregated update, at the server.
+
+    Returns:
+      The states with what the server tells the clients; here nothing.
+    """
+    del sent, aggregated
+    return client_states
+
   def state_for_clients(self, state: tff.Value) -> tff.Value:
     """Returns the part of the state that clients need, at the server."""
     if self._select_sent is None:

@@ -12,6 +12,7 @@ from tff_bn.common import spelling
 from tff_bn.keras_model import partition as partition_lib
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
+from tff_bn.keras_model.batch_norm_model import VariableInfo
 from tff_bn.keras_model.partition import HBN
 from tff_bn.keras_model.partition import Partition
 from tff_bn.keras_model.partition import Role
@@ -86,15 +87,7 @@ class SharedWeights:
         for p in order.non_trainable
         if not (is_local[p] or p in self._constants)
     ]
-    self._statistics = [
-        (mean, variance)
-        for mean in self._non_trainable
-        for variance in self._non_trainable
-        if variables[mean].is_statistic
-        and variables[mean].role is Role.MOVING_MEAN
-        and variables[variance].role is Role.MOVING_VARIANCE
-        and variables[mean].batch_norm == variables[variance].batch_norm
-    ]
+    self._statistics = _statistics_pairs(variables, self._non_trainable)
     if partition.layers:
       self._check_layers(partition)
     in_statistics = {p for pair in self._statistics for p in pair}
@@ -274,6 +267,11 @@ class SharedWeights:
     return self._statistics
 
   @property
+  def local_statistics(self) -> Sequence[tuple[int, int]]:
+    """The positions of the local running means and variances, in pairs."""
+    return _statistics_pairs(self._model.variables, self._local)
+
+  @property
   def layers_with_counters(self) -> Sequence[str]:
     """The layers of shared variables of integers or bools."""
     variables = [self._model.variables[p] for p in self._other_state]
@@ -340,6 +338,17 @@ class SharedWeights:
     ):
       new[position] = _moved(old[position], difference)
     return self.shared(new)
+
+  def moved(
+      self, weights: ModelWeights, update: Mapping[str, Any]
+  ) -> ModelWeights:
+    """Returns the shared weights after an update, as one client's."""
+    before = part_values(weights.trainable)
+    differences = part_values(update.get('trainable', ()))
+    trainable = self.trainable_part(
+        [b - d for b, d in zip(before, differences, strict=True)]
+    )
+    return self.apply(weights, trainable, update)
 
   def running_statistics(self, weights: ModelWeights) -> list[Statistics]:
     """Returns the running means and variances among the shared weights."""
@@ -423,6 +432,21 @@ def check_layers(model: BatchNormModel, argument: str, pattern: str) -> None:
         f' training changes; the model {model.keras_model.name!r} has'
         f' {spelling.name_some(paths)}.'
     )
+
+
+def _statistics_pairs(
+    variables: Sequence[VariableInfo], positions: Sequence[int]
+) -> list[tuple[int, int]]:
+  """Returns the positions of each layer's running mean and variance."""
+  return [
+      (mean, variance)
+      for mean in positions
+      for variance in positions
+      if variables[mean].is_statistic
+      and variables[mean].role is Role.MOVING_MEAN
+      and variables[variance].role is Role.MOVING_VARIANCE
+      and variables[mean].batch_norm == variables[variance].batch_norm
+  ]
 
 
 def _types(model: BatchNormModel) -> list[tff.Type]:

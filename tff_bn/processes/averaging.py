@@ -215,6 +215,32 @@ def _build_process(
   return variants.combine(build(variants.short), build(variants.full))
 
 
+# The options of the server's model, which the clients' models make together.
+SERVER_OPTIONS = (
+    'drift_correction',
+    'server_optimizer',
+    'model_aggregator',
+    'statistics_aggregator',
+    'sum_aggregator',
+    'client_filter',
+)
+
+
+def check_left_out(
+    algorithm: str, options: Options, names: Sequence[str]
+) -> None:
+  """Raises a `ValueError` if an option is given that has no effect.
+
+  Args:
+    algorithm: The name of the algorithm, and why they have none.
+    options: The builder's options.
+    names: The names of options that have none.
+  """
+  for name in names:
+    if options.get(name) is not None:
+      raise ValueError(f'{name} has no effect in {algorithm}; leave it out.')
+
+
 # What each client counts, see `ClientWork.report`.
 _CLIENT_COUNTS = {'num_clients', 'num_dropped_clients', 'num_participants'}
 
@@ -279,7 +305,9 @@ class _Round:
     self._update_clients = self._work.build_client_update(self._client_type)
     result_type = self._update_clients.result_type
     self._check_sums(result_type)
-    self._aggregator = config.update_aggregator(
+    self._aggregator = self._work.update_aggregator(
+        result_type['update'], result_type['update_weight']
+    ) or config.update_aggregator(
         result_type['update'],
         result_type['update_weight'],
         self._work.num_exchanges,
@@ -503,7 +531,10 @@ class _Round:
             weights.has_local_predictions or self._work.has_client_models
         ),
         personalize_fn=(
-            self._personalize if personal_phases.names(self._model) else None
+            self._personalize
+            if self._work.has_client_number
+            or personal_phases.names(self._model)
+            else None
         ),
         evaluation_state=evaluation_state,
     )
@@ -567,11 +598,16 @@ class _Round:
             finalizer=finalized.measurements,
         )
     )
-    return new_state, result['client_state'], metrics
+    client_states = work.finish_clients(
+        result['client_state'], sent, aggregated.result
+    )
+    return new_state, client_states, metrics
 
   def _personalize(
       self, client_state: Mapping[str, Any], client_number: int
   ) -> collections.OrderedDict[str, Any]:
-    """Draws the phases of a client's position encodings."""
+    """Draws the phases of a client's position encodings; adds its number."""
+    if self._work.has_client_number:
+      client_state = self._work.numbered(client_state, client_number)
     phases = personal_phases.draw(self._model, self._config.seed, client_number)
     return collections.OrderedDict(client_state, **phases)

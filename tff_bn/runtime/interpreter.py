@@ -238,10 +238,18 @@ class Interpreter:
         )
         return [tf.data.experimental.to_variant(dataset)]
 
-      return self._operation(
+      slices_type = tff.types.structure_from_tensor_type_tree(
+          lambda t: tff.TensorType(t.dtype, [*keys.type.shape, *t.shape]),
+          element_type,
+      )
+      node = symbols.Selection(
           trace,
           [keys, *values, *select.captured],
           type_signature.result.member,
+          tff.to_type(slices_type),
+      )
+      return element_structure.unflatten(
+          type_signature.result.member, iter(node.outputs)
       )
 
   def _sequence_map(self, argument: Any, type_proto: Any) -> symbols.Tree:

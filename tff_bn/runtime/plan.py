@@ -123,16 +123,20 @@ class Plan:
 
     Clients receive `client_results`, which are further leaves of the result.
     The transfers are in their order. A client sends a value once in each pass
-    that aggregates it; the server sends a value once.
+    that aggregates it; the server sends a value once. Of the values that
+    `federated_select` slices, it sends the slices.
     """
     client_results = tuple(client_results)
     received = [(leaf.node.level, leaf) for leaf in client_results]
     sent = []
+    slices = []
     for node in symbols.nodes_between((), [*results, *client_results]):
       if isinstance(node, symbols.Fold):
         values = [(node.level - 1, leaf) for leaf in node.values]
         sent += values
         received += values  # A client may return the server's values.
+      elif isinstance(node, symbols.Selection):
+        slices += [(node.level, leaf) for leaf in node.slices]
       elif node.location is symbols.Location.CLIENTS:
         received += [(node.level, leaf) for leaf in node.inputs]
     first_use: dict[symbols.Leaf, int] = {}
@@ -141,7 +145,7 @@ class Plan:
         first_use[leaf] = min(number, first_use.get(leaf, number))
     down = [
         Transfer(n, symbols.Location.SERVER, leaf)
-        for leaf, n in first_use.items()
+        for leaf, n in [*first_use.items(), *((leaf, n) for n, leaf in slices)]
     ]
     up = [
         Transfer(n, symbols.Location.CLIENTS, leaf)

@@ -106,6 +106,31 @@ class Operation(Node):
     self.trace = trace
 
 
+class Selection(Operation):
+  """An operation at a client for which the server sends slices of its values.
+
+  Attributes:
+    slices: What the server sends for it, instead of the node's inputs.
+  """
+
+  def __init__(
+      self,
+      trace: Callable[[list[tf.Tensor]], list[tf.Tensor]],
+      inputs: Sequence[Leaf],
+      output_type: tff.Type,
+      slices_type: tff.Type,
+  ):
+    super().__init__(trace, Location.CLIENTS, inputs, output_type)
+    self.slices = tuple(
+        Leaf(self, leaf_type, name)
+        for leaf_type, name in zip(
+            element_structure.leaf_types(slices_type),
+            element_structure.leaf_names(slices_type),
+            strict=True,
+        )
+    )
+
+
 class Fold(Node):
   """The accumulation of the clients' values at the server.
 
