@@ -111,6 +111,19 @@ PICTURES: Mapping[str, Sequence[Step]] = {
             ' variance of each layer towards 0 (James-Stein)'
         ),
     ),
+    'fedap': (
+        Down('kernels: the mean, and the average for this client'),
+        AtClients(
+            _BATCH
+            + ' Scale, shift, moving mean and variance stay here from round to'
+            ' round.'
+        ),
+        Up('kernels, moving mean and deviation'),
+        AtServer(
+            'Takes the mean of the kernels, and an average for each client: half'
+            ' its own, and more of clients with similar statistics'
+        ),
+    ),
     'fedper': (
         Down('everything outside of the head'),
         AtClients(_BATCH + ' The head stays here from round to round.'),

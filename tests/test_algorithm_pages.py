@@ -14,6 +14,7 @@ _PAGES = sorted(algorithm_pages.PAGES.glob('*.md'))
 # comparison.
 _NOT_COMPARED = (
     *('dsgd', 'greg', 'bn_scaffold', 'fedstein', 'fednova', 'feddyn'),
+    'fedap',
     'fedrdn',
 )
 

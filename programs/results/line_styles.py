@@ -46,6 +46,7 @@ _ALGORITHM_COLORS = {
     'fedbabu': '#006900',
     'ditto': '#2D0078',
     'fedstein': '#004854',
+    'fedap': '#6BE600',
     'bn_scaffold': '#6C00CC',
     'fednova': '#00E0A0',
     'feddyn': '#00D800',

@@ -348,3 +348,36 @@ def test_lora_sends_what_training_changes():
   traffic = analysis.computation_traffic(process.next)
 
   assert traffic == analysis.Traffic(1, 4 * num_values, 4 * num_values)
+
+
+def test_slices_of_a_value_count_without_the_rest(in_process_runtime):
+  table_type = tff.TensorType(np.float32, [None, 5])
+
+  @tff.tensorflow.computation(table_type, np.int32)
+  def look_up(table, key):
+    return collections.OrderedDict(row=table[key], found=key > 0)
+
+  @tff.tensorflow.computation(
+      tff.SequenceType(look_up.type_signature.result), np.float32
+  )
+  def total(rows, number):
+    return number + rows.reduce(
+        0.0, lambda sum_, row: sum_ + tf.reduce_sum(row['row'])
+    )
+
+  @tff.federated_computation(
+      tff.FederatedType(table_type, tff.SERVER),
+      tff.FederatedType(tff.TensorType(np.int32, [2]), tff.CLIENTS),
+      tff.FederatedType(np.float32, tff.CLIENTS),
+  )
+  def comp(table, keys, numbers):
+    rows = tff.federated_select(
+        keys, tff.federated_value(3, tff.SERVER), table, look_up
+    )
+    return tff.federated_sum(tff.federated_map(total, (rows, numbers)))
+
+  slices = {m.name: (m.direction, m.shape) for m in analysis.messages(comp)}
+  assert slices['row'] == (analysis.Direction.DOWN, (2, 5))
+  assert slices['found'] == (analysis.Direction.DOWN, (2,))
+  assert len(slices) == 3  # And the sum, which has no name.
+  assert analysis.computation_traffic(comp).download_bytes == 2 * 5 * 4 + 2

@@ -15,7 +15,7 @@ from tff_bn.programs.cli import command_line
 _FEDERATED = (
     *('fedavg', 'fedbn', 'silobn', 'local_affine', 'fedstein', 'fbn'),
     *('fixbn', 'hbn'),
-    *('fedper', 'fedrep', 'lg_fedavg', 'fedbabu', 'ditto'),
+    *('fedap', 'fedper', 'fedrep', 'lg_fedavg', 'fedbabu', 'ditto'),
 )
 _FEDTAN = ('fedtan', 'fedtan_forward_only', 'fedtan_ii')
 
@@ -116,8 +116,8 @@ def test_options_and_their_users():
   assert algorithms.users('moon_temperature') == ['moon']
   assert algorithms.users('pooled') == ['fbn', 'dsgd_fbn']
   assert algorithms.users(algorithms.CLIENT_MODELS) == [
-      *('fedbn', 'silobn', 'local_affine', 'fedstein', 'fedper', 'fedrep'),
-      *('lg_fedavg', 'ditto', 'single'),
+      *('fedbn', 'silobn', 'local_affine', 'fedstein', 'fedap', 'fedper'),
+      *('fedrep', 'lg_fedavg', 'ditto', 'single'),
   ]
 
 

@@ -259,8 +259,8 @@ def test_algorithms_whose_clients_can_have_encodings_of_their_own(algorithm):
     message = (
         f'--pan_personal_share=0.5 is impossible with {algorithm}, which'
         ' cannot give clients personal encodings; use 0, or'
-        ' fedavg, fedbn, silobn, local_affine, fedstein, fedper, fedrep,'
-        ' lg_fedavg, fedbabu, ditto, fbn, bn_scaffold, fixbn, hbn, dsgd,'
+        ' fedavg, fedbn, silobn, local_affine, fedstein, fedap, fedper,'
+        ' fedrep, lg_fedavg, fedbabu, ditto, fbn, bn_scaffold, fixbn, hbn, dsgd,'
         ' dsgd_fbn, dsgd_fixbn, single.'
     )
     with pytest.raises(ValueError, match=f'^{re.escape(message)}$'):
@@ -404,8 +404,8 @@ _CONTRADICTIONS = """
     --classes_per_client=2 is only for --split=classes
 --save_client_models=all
     --save_client_models=all has no effect with --algorithm=fedavg; it is for
-    fedbn, silobn, local_affine, fedstein, fedper, fedrep, lg_fedavg, ditto,
-    single
+    fedbn, silobn, local_affine, fedstein, fedap, fedper, fedrep, lg_fedavg,
+    ditto, single
 --algorithm=fbn --local_layers=logits
     --local_layers=logits has no effect with --algorithm=fbn; it is for fedavg,
     fedbn, silobn, local_affine

@@ -294,7 +294,12 @@ _BUILDERS = {
     **dict(fbn='fbn', fixbn='fixbn', hbn='hbn', dsgd='dsgd', dsgd_fbn='dsgd'),
     **dict(dsgd_fixbn='dsgd', fedprox='fed_prox', fedbs='fed_bs'),
     **dict(fednova='fed_nova', feddyn='fed_dyn'),
-    **dict(fedper='fed_per', fedrep='fed_rep', lg_fedavg='lg_fed_avg'),
+    **dict(
+        fedap='fed_ap',
+        fedper='fed_per',
+        fedrep='fed_rep',
+        lg_fedavg='lg_fed_avg',
+    ),
     **dict(fedbabu='fed_babu', ditto='ditto'),
 }
 

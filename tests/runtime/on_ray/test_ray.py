@@ -32,7 +32,7 @@ from tff_bn.runtime.on_ray import ray_workers
 # They have states, several passes, personal models, or send statistics.
 _AT_ONCE = (
     *('build_fed_avg', 'build_fed_bn', 'build_fedtan', 'build_hbn'),
-    *('build_ditto', 'build_fixbn'),
+    *('build_ditto', 'build_fed_ap', 'build_fixbn'),
 )
 
 _VALUES = [np.float32(0.5 * n) for n in range(ray_example.NUM_CLIENTS)]
