@@ -113,7 +113,7 @@ def _datasets(toy, sizes):
 
 
 _WITHOUT_AGGREGATOR = (
-    *('build_centralized', 'build_single'),
+    *('build_centralized', 'build_single', 'build_fed_ap'),
     # These take weighted means only.
     *('build_fed_nova', 'build_fed_dyn'),
 )

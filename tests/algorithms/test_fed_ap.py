@@ -4,9 +4,12 @@ import client_rounds
 import numpy as np
 import numpy_reference as reference
 import pytest
+import small_models
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import algorithms
+from tff_bn import models
 from tff_bn.algorithms import fed_ap
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
@@ -175,6 +178,41 @@ def test_clients_without_update_keep_their_models(toy):
   assert metrics['client_work']['num_dropped_clients'] == 1
   assert metrics['client_work']['num_participants'] == 0
   assert metrics['finalizer']['failed_rounds'] == 1
+
+
+@pytest.mark.parametrize('kind', ['nan', 'empty'])
+def test_rounds_of_a_convolutional_model(kind):
+  shape = (8, 8, 1)
+  model = small_models.classifier(
+      models.build_model_fn('small_cnn', shape, 4), shape
+  )
+  process = client_rounds.build(
+      'build_fed_ap', model, fedap_fedbn_rounds=1, local_steps=None
+  )
+  data = []
+  for number, size in enumerate((8, 7, 1, 6)):  # One has a single example.
+    rng = np.random.default_rng(number)
+    x = rng.normal(number, size=(size, *shape)).astype(np.float32)
+    if kind == 'nan' and number == 1:
+      x[5, 3, 2] = np.nan
+    y = rng.integers(4, size=size).astype(np.int32)
+    data.append(tf.data.Dataset.from_tensor_slices((x, y)).batch(4))
+  if kind == 'empty':
+    data[1] = data[1].take(0)
+  found = client_rounds.run(process, data, 3)
+  expected = client_rounds.Training(process, 4)
+  for _ in range(3):
+    expected.next_round(data, (0, 2, 3))
+  assert not np.array_equal(
+      found.clients[0]['personal_kernel_0'],
+      found.clients[3]['personal_kernel_0'],
+  )
+  for value, truth in zip(
+      tf.nest.flatten([found.weights(model), found.clients]),
+      tf.nest.flatten([expected.weights(model), expected.clients]),
+      strict=True,
+  ):
+    np.testing.assert_allclose(value, truth, rtol=1e-5, atol=1e-6)
 
 
 def test_the_type_shows_that_batch_norm_stays_with_the_client():

@@ -47,7 +47,6 @@ _BUILDERS = {
     # These two train twice in a round.
     'fed_rep': algorithms.build_fed_rep,
     'ditto': algorithms.build_ditto,
-    'fed_ap': functools.partial(algorithms.build_fed_ap, fedap_fedbn_rounds=1),
     'dsgd_momentum': functools.partial(algorithms.build_dsgd, momentum=0.5),
 }
 _KINDS = ('nan', 'all_nan', 'inf', 'empty', 'empty_batch')

@@ -15,7 +15,7 @@ from tff_bn.programs.cli import command_line
 _FEDERATED = (
     *('fedavg', 'fedbn', 'silobn', 'local_affine', 'fedstein', 'fbn'),
     *('fixbn', 'hbn'),
-    *('fedap', 'fedper', 'fedrep', 'lg_fedavg', 'fedbabu', 'ditto'),
+    *('fedper', 'fedrep', 'lg_fedavg', 'fedbabu', 'ditto'),
 )
 _FEDTAN = ('fedtan', 'fedtan_forward_only', 'fedtan_ii')
 

@@ -89,7 +89,10 @@ def outputs(process, clients):
   is_stateful = isinstance(process, StatefulLearningProcess)
   states = []
   if is_stateful:
-    states = [process.initialize_client(state) for _ in clients]
+    states = [
+        process.personalize(process.initialize_client(state), number)
+        for number in range(len(clients))
+    ]
   found = []
   for number in range(NUM_ROUNDS):
     data = clients[number % 2 :] + clients[: number % 2]

@@ -29,7 +29,10 @@ def _train(context, process, datasets, num_rounds):
     state = process.initialize()
     outputs = [state]
     if is_stateful:
-      client_states = [process.initialize_client(state) for _ in datasets]
+      client_states = [
+          process.personalize(process.initialize_client(state), number)
+          for number in range(len(datasets))
+      ]
       outputs.append(client_states)
     before = weights()
     for _ in range(num_rounds):

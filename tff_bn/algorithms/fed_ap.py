@@ -262,14 +262,15 @@ class _FedAP(LocalTrainingWork):
     def key_of(client_state):
       return tf.reshape(client_state[_NUMBER], [1])
 
+    # In alphabetical order, because TFF's runtime sorts the names.
     @tff.tensorflow.computation(averages_type, np.int32)
     def average_of(averages, number):
       is_own = tf.equal(averages['numbers'], number)
       return collections.OrderedDict(
-          found=tf.reduce_any(is_own),
           difference=tf.reduce_sum(
               tf.boolean_mask(averages['differences'], is_own), axis=0
           ),
+          found=tf.reduce_any(is_own),
       )
 
     @tff.federated_computation
@@ -291,8 +292,8 @@ class _FedAP(LocalTrainingWork):
     def assign(client_state, shared, selected):
       average = selected.reduce(
           collections.OrderedDict(
-              found=tf.constant(False),
               difference=tf.zeros([layout.size], layout.dtype),
+              found=tf.constant(False),
           ),
           lambda _, element: element,
       )

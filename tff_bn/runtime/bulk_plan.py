@@ -112,7 +112,8 @@ def is_possible(plan: plan_lib.Plan) -> bool:
   """Returns whether a plan's clients can be computed several at once.
 
   The computations that read their datasets must have a form that takes arrays,
-  whose samples must have a known shape, and no other value may be a dataset.
+  whose samples must have a known shape. Other datasets, those of
+  `federated_select`, must be read in the pass that makes them.
   """
   inputs = {leaf for leaf in plan.client_inputs if _is_dataset(leaf)}
   if not inputs or not all(map(_has_sample_shape, inputs)):
@@ -126,8 +127,7 @@ def is_possible(plan: plan_lib.Plan) -> bool:
       ):
         return False
     for node in _operations(part.clients):
-      read = [leaf for leaf in node.inputs if _is_dataset(leaf)]
-      if read and not (inputs.issuperset(read) and _has_form(plan, node)):
+      if inputs.intersection(node.inputs) and not _has_form(plan, node):
         return False
   return True
 
@@ -142,6 +142,12 @@ def _has_form(plan: plan_lib.Plan, node: symbols.Operation) -> bool:
 
 def compiled_flops(plan: plan_lib.Plan, batch_size: int) -> float:
   """Returns the operations of a step, infinite if XLA can't compile a form."""
+  if any(
+      isinstance(node, symbols.Selection)
+      for part in plan.passes
+      for node in _operations(part.clients)
+  ):
+    return math.inf
   functions = [form.compiled_flops for form in plan.array_forms.values()]
   return max(
       math.inf if function is None else function(batch_size)
@@ -210,7 +216,10 @@ class _GraphOf:
     trace = node.trace
     if not isinstance(trace, imported_graph.Graph):
       return None
-    if any(map(_is_dataset, node.inputs)):
+    if any(
+        _is_dataset(leaf) and isinstance(leaf.node, symbols.Input)
+        for leaf in node.inputs
+    ):
       return self._graphs.of(self._build_form(trace.key))
     return trace
 

@@ -110,7 +110,10 @@ def rounds(process, datasets_of_round, num_rounds=3):
   is_stateful = hasattr(process, 'initialize_client')
   clients = []
   if is_stateful:
-    clients = [process.initialize_client(state) for _ in range(NUM_CLIENTS)]
+    clients = [
+        process.personalize(process.initialize_client(state), number)
+        for number in range(NUM_CLIENTS)
+    ]
   for number in range(num_rounds):
     if is_stateful:
       output = process.next(state, clients, datasets_of_round(number))
