@@ -120,8 +120,8 @@ PICTURES: Mapping[str, Sequence[Step]] = {
         ),
         Up('kernels, moving mean and deviation'),
         AtServer(
-            'Takes the mean of the kernels, and an average for each client: half'
-            ' its own, and more of clients with similar statistics'
+            'Takes the mean of the kernels, and an average for each client:'
+            ' half its own, and more of clients with similar statistics'
         ),
     ),
     'fedper': (

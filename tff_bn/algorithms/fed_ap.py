@@ -146,7 +146,7 @@ class _FedAP(LocalTrainingWork):
     self._statistics = weights.local_statistics
     self._dtype = model.variables[self._statistics[0][0]].dtype
     # The number of the layer of each entry of a vector of statistics.
-    self._layers = np.repeat(
+    self._layers: np.ndarray = np.repeat(
         np.arange(len(self._statistics)),
         [2 * model.variables[mean].shape[0] for mean, _ in self._statistics],
     )

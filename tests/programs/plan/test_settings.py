@@ -260,8 +260,8 @@ def test_algorithms_whose_clients_can_have_encodings_of_their_own(algorithm):
         f'--pan_personal_share=0.5 is impossible with {algorithm}, which'
         ' cannot give clients personal encodings; use 0, or'
         ' fedavg, fedbn, silobn, local_affine, fedstein, fedap, fedper,'
-        ' fedrep, lg_fedavg, fedbabu, ditto, fbn, bn_scaffold, fixbn, hbn, dsgd,'
-        ' dsgd_fbn, dsgd_fixbn, single.'
+        ' fedrep, lg_fedavg, fedbabu, ditto, fbn, bn_scaffold, fixbn, hbn,'
+        ' dsgd, dsgd_fbn, dsgd_fixbn, single.'
     )
     with pytest.raises(ValueError, match=f'^{re.escape(message)}$'):
       _resolve(*arguments, *_PERSONAL)
