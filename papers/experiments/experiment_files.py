@@ -393,10 +393,27 @@ def _to_text(table: toml_table.Table, name: str, value: Any) -> str:
   return parsers.to_text(value)
 
 
+def _points(table: toml_table.Table, name: str) -> toml_table.Table:
+  """Returns an axis's points, possibly those of another experiment's axis."""
+  if not isinstance(table.values[name], str):
+    return table.table(name)
+  other = table.text(name)
+  if other not in names():
+    raise table.error(
+        name,
+        f'names the experiment {other!r}, which is not known.'
+        + spelling.suggestion(other, names()),
+    )
+  axes = toml_table.read(FOLDER / f'{other}.toml').table('axes')
+  if not isinstance(axes.values.get(name), dict):
+    raise table.error(name, f'must be a table, because {other} has none.')
+  return axes.table(name)
+
+
 def _axes(table: toml_table.Table) -> tuple[axes_lib.Axis, ...]:
   axes = []
   for name in table.values:
-    points = table.table(name)
+    points = _points(table, name)
     if not points.values:
       raise table.error(name, 'has no points.')
     if name in (paper_form.CLIENT, 'seed', 'column', 'value', 'deviation'):

@@ -325,6 +325,35 @@ def test_mistakes_in_the_file(write, old, new, message):
     experiment_files.load('new/table_1')
 
 
+_DATA = """[axes.data]
+"i.i.d." = { split = "iid" }
+"skewed" = { split = "classes", classes_per_client = 2 }
+"""
+
+
+def test_axis_of_another_experiment(write):
+  write()
+  write(
+      _TOML.replace(_DATA, '[axes]\ndata = "new/table_1"\n'), name='new/table_2'
+  )
+  first, second = map(experiment_files.load, ('new/table_1', 'new/table_2'))
+  assert second.axis('data') == first.axis('data')
+
+
+@pytest.mark.parametrize(
+    'other, message',
+    [
+        ('new/tabel_3', 'axes.data names .*tabel_3.*not known.*mean new/table'),
+        ('new/table_1', 'axes.data must be a table, because new/table_1 has'),
+    ],
+)
+def test_axis_of_an_experiment_without_it(write, other, message):
+  write(_TOML.replace(_DATA, '[axes]\ndata = "new/table_3"\n'))
+  write(_TOML.replace(_DATA, f'[axes]\ndata = "{other}"\n'), name='new/table_3')
+  with pytest.raises(ValueError, match=f'table_3.toml: .*{message}'):
+    experiment_files.load('new/table_3')
+
+
 @pytest.mark.parametrize(
     'csv, message',
     [
