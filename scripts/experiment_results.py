@@ -1,10 +1,11 @@
 """Runs experiments and keeps their results, those of papers on digits.
 
-  python scripts/experiment_results.py FOLDER [PAPER/NAME ...]
+  python scripts/experiment_results.py FOLDER [PAPER/NAME[:SCALE] ...]
 
-trains in FOLDER, all experiments by default, and writes
-benchmarks/results/experiments/PAPER_NAME.md with its numbers (.csv) and plots
-for docs/experiments.md, and benchmarks/results/digits.md. It goes on with what
+trains in FOLDER, all experiments on digits by default, and writes
+benchmarks/results/experiments/PAPER_NAME.md (at the scale fashion
+PAPER_NAME_fashion.md) with its numbers (.csv) and plots for
+docs/experiments.md, and benchmarks/results/digits.md. It goes on with what
 FOLDER holds.
 """
 
@@ -20,19 +21,24 @@ from tff_bn.common import files
 from tff_bn.papers.experiments import experiment_files
 from tff_bn.programs.runs import run_folder
 
-_SCALES = (experiment_files.DIGITS, experiment_files.PAPER)
+_SCALES = (
+    experiment_files.DIGITS,
+    experiment_files.FASHION,
+    experiment_files.PAPER,
+)
 # Enough for line plots, and a third of the size of all colors.
 _NUM_COLORS = 64
 
 
-def keep(name: str, output: pathlib.Path) -> None:
+def keep(name: str, scale: str, output: pathlib.Path) -> None:
   """Keeps the result of an experiment: its text, its numbers and its plots.
 
   Args:
     name: PAPER/NAME.
+    scale: The scale.
     output: The folder of the experiment.
   """
-  path = experiments_page.result_path(name)
+  path = experiments_page.result_path(name, scale)
 
   def copy(link: re.Match[str]) -> str:
     plot = output / link['plot']
@@ -58,23 +64,25 @@ def main(arguments: list[str]) -> int:
     return 1
   folder, *names = arguments
   runs = {
-      scale: experiment_runs.ExperimentRuns(pathlib.Path(folder), scale)
+      scale: experiment_runs.ExperimentRuns(pathlib.Path(folder) / scale, scale)
       for scale in _SCALES
   }
   experiments_page.RESULTS.mkdir(exist_ok=True)
   failed = []
-  for name in names or experiment_files.names():
-    scale = experiments_page.result_scale(name)
-    if scale is None:
+  for given in names or experiment_files.names():
+    name, _, scale = given.partition(':')
+    kept = experiments_page.result_scales(name)
+    if not kept:
       continue
-    print(f'\n=== {name}', flush=True)
+    scale = scale or kept[0]
+    print(f'\n=== {given}', flush=True)
     try:
       output = runs[scale].run(name)
     except RuntimeError as error:
       print(error, flush=True)
-      failed.append(name)
+      failed.append(given)
       continue
-    keep(name, output)
+    keep(name, scale, output)
   if failed:
     print(f'Failed: {", ".join(failed)}')
   return len(failed)

@@ -47,6 +47,11 @@ _NUM_TRAIN = {
     'synth_digits': 391_162,
     'mnist_m': 60_000,
 }
+_SCALES = '\n'.join(
+    f'| `--scale={scale}` | {text}'
+    + (' (default) |' if scale == experiment_files.PAPER else ' |')
+    for scale, text in experiment_files.SCALES.items()
+)
 _INTRODUCTION = f"""# The papers' experiments
 
 <!-- Written by scripts/experiments_page.py: change the files of the experiments
@@ -62,9 +67,7 @@ shows the result in the same form beside the paper's numbers: `experiment.md`,
 
 | flag | meaning |
 | --- | --- |
-| `--scale=paper` | {experiment_files.SCALES['paper']} (default) |
-| `--scale=digits` | {experiment_files.SCALES['digits']} |
-| `--scale=smoke` | {experiment_files.SCALES['smoke']} |
+{_SCALES}
 | `--list` | prints the runs and an estimate of the time, and trains nothing |
 | `--jobs=N` | trains N runs at a time |
 | `--seeds=0 --rounds=100` | overrules the experiment's flags; the task stays |
@@ -83,8 +86,9 @@ is unknown.
 """
 
 _RESULTS = f"""
-## Results at the digits scale
+## Results
 
+At the digits scale, unless a name says `--scale=fashion`.
 *{agreement.CLAIM}* is what the text of the paper claims, and
 *{agreement.FOUND}* what came out. The files of the results have the tables, and
 say in which settings this scale differs from the paper.
@@ -202,19 +206,26 @@ def _hours(
   return f'{hours:.1f}' if hours < 10 else f'{hours:.0f}'
 
 
-def result_path(name: str) -> pathlib.Path:
-  """Returns where the result of an experiment is kept."""
+def result_path(name: str, scale: str) -> pathlib.Path:
+  """Returns where the result of an experiment at a scale is kept."""
   if experiment_files.is_ours(name):
     return RESULTS.parent / f'{name.partition("/")[2]}.md'
-  return RESULTS / f'{name.replace("/", "_")}.md'
+  suffix = '' if scale == experiment_files.DIGITS else f'_{scale}'
+  return RESULTS / f'{name.replace("/", "_")}{suffix}.md'
 
 
-def result_scale(name: str) -> Optional[str]:
-  """Returns the scale of the result that is kept; None if there is none."""
+def result_scales(name: str) -> list[str]:
+  """Returns the scales of the results that are kept."""
   if experiment_files.is_ours(name):
-    return experiment_files.PAPER
-  has_digits = experiment_files.DIGITS in experiment_files.scales(name)
-  return experiment_files.DIGITS if has_digits else None
+    return [experiment_files.PAPER]
+  kept = (experiment_files.DIGITS, experiment_files.FASHION)
+  scales = experiment_files.scales(name)
+  return [scale for scale in kept if scale in scales]
+
+
+def _finished(name: str) -> list[str]:
+  """Returns the scales whose result is there."""
+  return [s for s in result_scales(name) if result_path(name, s).exists()]
 
 
 def _rows(names: list[str]) -> Iterator[list[str]]:
@@ -223,29 +234,30 @@ def _rows(names: list[str]) -> Iterator[list[str]]:
     plans = experiment_plan.check_all(name)
     plan = plans['paper']
     num_runs = len(plan.comparison.trained()) if plan.comparison else 0
-    result = '–'
-    if result_scale(name) is not None:
-      result = 'not run'
-      if result_path(name).exists():
-        result = f'[result]({_link(name)})'
+    links = [
+        f'[{"result" if scale == experiment_files.PAPER else scale}]'
+        f'({_link(name, scale)})'
+        for scale in _finished(name)
+    ]
+    missing = 'not run' if result_scales(name) else '–'
     yield [
         f'`{name}`',
         plan.experiment.title.replace('|', '\\|'),
         ', '.join(f'`{data}`' for data in _datasets(name)) or '–',
         str(num_runs),
         _hours(name, plan, seconds),
-        result,
+        ', '.join(links) or missing,
     ]
 
 
-def _link(name: str) -> str:
+def _link(name: str, scale: str) -> str:
   """Returns the link from the page to a result."""
-  return f'../{result_path(name).relative_to(_ROOT)}'
+  return f'../{result_path(name, scale).relative_to(_ROOT)}'
 
 
-def _result(name: str) -> str:
+def _result(name: str, scale: str) -> str:
   """Returns what the paper claims, and the result."""
-  text = result_path(name).read_text(encoding='utf-8')
+  text = result_path(name, scale).read_text(encoding='utf-8')
   main_part = text.partition('\n## ')[0]
   sentences = [
       line.removeprefix('- ')
@@ -262,7 +274,9 @@ def _result(name: str) -> str:
   # Orders of our own numbers are details of a result.
   shown += results
   shown += [s for s in others if agreement.is_comparison(s) or not results]
-  link = f'- [`{name}`]({_link(name)})'
+  link = f'- [`{name}`]({_link(name, scale)})'
+  if scale != experiment_files.DIGITS:
+    link += f', `--scale={scale}`'
   return '\n'.join([link, *(f'    - {sentence}' for sentence in shown)])
 
 
@@ -286,17 +300,18 @@ def page() -> str:
       names, lambda name: name.partition('/')[0]
   ):
     blocks.append(f'\n## {_PAPERS.get(paper, paper)}\n')
-    titles = ['--experiment=', 'shows', 'data', 'runs', 'GPU hours', 'digits']
+    titles = ['--experiment=', 'shows', 'data', 'runs', 'GPU hours', 'results']
     rows = [titles, *_rows(list(group))]
     blocks.append(tables.markdown(rows, num_labels=3))
   finished = [
-      name
+      (name, scale)
       for name in names
-      if result_path(name).exists() and not experiment_files.is_ours(name)
+      if not experiment_files.is_ours(name)
+      for scale in _finished(name)
   ]
   if finished:
     blocks.append(_RESULTS)
-    blocks += map(_result, finished)
+    blocks += itertools.starmap(_result, finished)
   return '\n'.join(blocks).rstrip() + '\n'
 
 

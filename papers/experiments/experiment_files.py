@@ -2,8 +2,9 @@
 
 `experiments/PAPER/NAME.toml` describes a table or a figure of a paper,
 `experiments/PAPER/NAME.csv` has the numbers that the paper prints. An
-experiment has up to three scales: the paper's own, a small one on digits that
-are available offline, and one on random data that shows that it runs.
+experiment has up to four scales: the paper's own, one on Fashion-MNIST in the
+paper's size, a small one on digits that are available offline, and one on
+random data that shows that it runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,12 +24,19 @@ from tff_bn.programs.plan import settings as settings_lib
 FOLDER = pathlib.Path(__file__).parent
 PAPER = 'paper'
 DIGITS = 'digits'
+FASHION = 'fashion'
 SMOKE = 'smoke'
 SCALES = {
     PAPER: "the paper's data, model and number of rounds",
+    FASHION: (
+        "Fashion-MNIST in place of the paper's data, with the paper's model,"
+        ' split and steps where hours suffice'
+    ),
     DIGITS: 'handwritten digits and a small model, offline and in minutes',
     SMOKE: 'random data, a small model and two rounds, to see that it runs',
 }
+# The scales that a file describes by a table of their name.
+_TABLES = (FASHION, DIGITS)
 # The folder of experiments that are not a paper's.
 _OURS = 'tff_bn'
 # Flags of a comparison that are not flags of one run.
@@ -49,7 +57,7 @@ AGREES = {
     'in part': 'in part as claimed',
     'no': 'not as claimed',
 }
-_DIGITS_KEYS = (
+_SCALE_KEYS = (
     'agrees',
     'finding',
     'flags',
@@ -166,7 +174,7 @@ def load(name: str, scale: str = PAPER) -> Experiment:
 
   Args:
     name: Its name, PAPER/NAME.
-    scale: `PAPER` or `DIGITS`; see `experiment_smoke` for `SMOKE`.
+    scale: Its scale; see `experiment_smoke` for `SMOKE`.
 
   Returns:
     The experiment at this scale.
@@ -184,9 +192,9 @@ def load(name: str, scale: str = PAPER) -> Experiment:
     )
   path = FOLDER / f'{name}.toml'
   file = toml_table.read(path)
-  if scale == DIGITS and DIGITS not in file.values:
+  if scale in _TABLES and scale not in file.values:
     raise ValueError(
-        f'--scale={DIGITS} is impossible with --experiment={name}, which has'
+        f'--scale={scale} is impossible with --experiment={name}, which has'
         f' the scales {", ".join(scales(name))} only.'
     )
   at_paper_scale = _experiment(name, file)
@@ -195,17 +203,20 @@ def load(name: str, scale: str = PAPER) -> Experiment:
   )
   experiment = dataclasses.replace(at_paper_scale, paper=paper)
   # A mistake is found at whatever scale the experiment is used.
-  at_digits_scale = _at_digits_scale(experiment, file)
-  if scale == DIGITS:
-    assert at_digits_scale is not None
-    return at_digits_scale
-  return experiment
+  at_scales = {
+      other: _at_scale(experiment, file, other)
+      for other in _TABLES
+      if other in file.values
+  }
+  return at_scales.get(scale, experiment)
 
 
 def scales(name: str) -> list[str]:
   """Returns the scales that an experiment has."""
   file = toml_table.read(FOLDER / f'{name}.toml')
-  return [scale for scale in SCALES if scale != DIGITS or DIGITS in file.values]
+  return [
+      scale for scale in SCALES if scale not in _TABLES or scale in file.values
+  ]
 
 
 def smoke_overrides(name: str) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -224,7 +235,7 @@ def smoke_overrides(name: str) -> tuple[dict[str, str], tuple[str, ...]]:
 
 def _experiment(name: str, file: toml_table.Table) -> Experiment:
   """Reads the scale of the paper, without the paper's numbers."""
-  file.check_keys((*_TOP_KEYS, DIGITS, SMOKE))
+  file.check_keys((*_TOP_KEYS, *_TABLES, SMOKE))
   place, finding = (
       file.text(key) if key in file.values else None
       for key in ('place', 'finding')
@@ -256,57 +267,53 @@ def _experiment(name: str, file: toml_table.Table) -> Experiment:
   )
 
 
-def _at_digits_scale(
-    paper: Experiment, file: toml_table.Table
-) -> Optional[Experiment]:
-  """Merges [digits] into the experiment, if there is one."""
-  if DIGITS not in file.values:
-    return None
-  digits = file.table(DIGITS)
-  digits.check_keys(_DIGITS_KEYS)
-  own_axes = {axis.name: axis for axis in _axes(digits.table('axes'))}
+def _at_scale(
+    paper: Experiment, file: toml_table.Table, scale: str
+) -> Experiment:
+  """Merges the table of a scale into the experiment."""
+  own = file.table(scale)
+  own.check_keys(_SCALE_KEYS)
+  own_axes = {axis.name: axis for axis in _axes(own.table('axes'))}
   for axis_name in own_axes:
     if axis_name not in [axis.name for axis in paper.axes]:
-      raise digits.error(
+      raise own.error(
           f'axes.{axis_name}',
           'replaces an axis, but [axes] has no axis of this name.',
       )
   show = file.table('show') if 'show' in file.values else None
-  if 'show' in digits.values:
+  if 'show' in own.values:
     show = toml_table.Table(
         file.path,
-        'digits.show',
-        {**file.values.get('show', {}), **digits.table('show').values},
+        f'{scale}.show',
+        {**file.values.get('show', {}), **own.table('show').values},
     )
-  agrees = digits.text('agrees') if 'agrees' in digits.values else None
+  agrees = own.text('agrees') if 'agrees' in own.values else None
   if agrees is not None:
     if agrees not in AGREES:
-      raise digits.error(
+      raise own.error(
           'agrees', f'is {agrees!r}, but must be one of {", ".join(AGREES)}.'
       )
-    if paper.finding is None or 'finding' not in digits.values:
-      raise digits.error(
-          'agrees', "needs the paper's finding and digits.finding."
+    if paper.finding is None or 'finding' not in own.values:
+      raise own.error(
+          'agrees', f"needs the paper's finding and {scale}.finding."
       )
   flags = without(
       paper.flags,
-      digits.texts('without'),
-      lambda name: digits.error('without', f'names {name!r}, not in [flags].'),
+      own.texts('without'),
+      lambda name: own.error('without', f'names {name!r}, not in [flags].'),
   )
   experiment = _assemble(
       name=paper.name,
-      scale=DIGITS,
+      scale=scale,
       title=paper.title,
       place=paper.place,
       finding=paper.finding,
-      found=digits.text('finding') if 'finding' in digits.values else None,
+      found=own.text('finding') if 'finding' in own.values else None,
       agrees=agrees,
-      flags={**flags, **_flags(digits.table('flags'), COMPARISON_FLAGS)},
+      flags={**flags, **_flags(own.table('flags'), COMPARISON_FLAGS)},
       axes=tuple(own_axes.get(axis.name, axis) for axis in paper.axes),
       show=show,
-      analyses=(digits if 'analyses' in digits.values else file).tables(
-          'analyses'
-      ),
+      analyses=(own if 'analyses' in own.values else file).tables('analyses'),
       file=file,
       paper=paper.paper,
   )

@@ -133,6 +133,31 @@ def test_digits_scale_replaces_what_it_names(write):
   assert len(experiment.paper) == 2
 
 
+def test_fashion_scale_differs_from_the_papers_scale(write):
+  write(_TOML + """
+[fashion]
+agrees = "in part"
+finding = "Good is as good as bad."
+[fashion.flags]
+dataset = "fashion_mnist"
+""")
+
+  experiment = experiment_files.load('new/table_1', 'fashion')
+
+  assert experiment.found == 'Good is as good as bad.'
+  assert experiment.agrees == 'in part'
+  assert experiment.flags == {
+      'dataset': 'fashion_mnist',
+      'rounds': '3000',
+      'local_epochs': '5',
+      'seeds': '0,1,2',
+  }
+  assert experiment.axes == experiment_files.load('new/table_1').axes
+  assert experiment_files.scales('new/table_1') == [
+      *('paper', 'fashion', 'digits', 'smoke')
+  ]
+
+
 def test_digits_can_change_the_form_and_the_analyses(write):
   write(_TOML + """
 [digits.show]
