@@ -135,6 +135,29 @@ def test_missing_values(tmp_path, missing, fill):
   np.testing.assert_array_equal(dataset.x_test, [[fill, 0, 0, 0]])
 
 
+@pytest.mark.parametrize(
+    ('categories', 'features'),
+    [('one_hot', [[0, 0], [0, 1]]), ('embedded', [[2], [1]])],
+)
+def test_texts_that_only_later_rows_lack(tmp_path, categories, features):
+  """They count as a text that the training rows lack."""
+  text = 'sex,t,y\nf,0,0\nm,0,1\n,1,1\nm,1,0\n'
+  one = dict(label_column=['y'], client_column=None, test_column='t')
+  dataset = _load(
+      tmp_path / 'a.csv',
+      text,
+      missing_values='mean',
+      categories=categories,
+      **one,
+  )
+  np.testing.assert_array_equal(dataset.x_test, features)
+  encoding = table_encoding.TableEncoding.from_json(dataset.table.to_json())
+  later = encoding.encode('later', pd.DataFrame({'sex': [None, 'm']}))
+  np.testing.assert_array_equal(later, features)
+  with pytest.raises(ValueError, match="'sex' has 1 missing .* row 3 .*fill"):
+    _load(tmp_path / 'a.csv', text, categories=categories, **one)
+
+
 def test_tasks(tmp_path):
   text = 'x,a,b,t\n1,0.5,1,0\n2,1.5,0,0\n3,2.5,1,1\n'
   one = dict(client_column=None, test_column='t')

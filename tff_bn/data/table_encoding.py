@@ -38,14 +38,15 @@ class Column:
     name: The column's name.
     categories: The texts that it has, each of which becomes a feature that is 0
       or 1. None: it has numbers.
-    fill: The number that replaces missing ones. None: they are errors.
+    fill: What replaces missing values: a number, or the text '' in a column of
+      texts. None: they are errors.
     is_embedded: Whether the categories become one feature instead: the position
       of the text, or the number of texts for any other text.
   """
 
   name: str
   categories: Optional[tuple[str, ...]] = None
-  fill: Optional[float] = None
+  fill: Optional[float | str] = None
   is_embedded: bool = False
 
   @property
@@ -215,7 +216,8 @@ def _fit_column(source: str, values: pd.Series, missing: str) -> Column:
       )
     average = np.mean if missing == table_options.MEAN else np.median
     return Column(name, fill=float(average(present)))
-  texts = _texts(place, values, allows_missing=missing != table_options.ERROR)
+  is_filled = missing != table_options.ERROR
+  texts = _texts(place, values, allows_missing=is_filled)
   categories = tuple(sorted(set(texts)))
   if len(categories) > _MAX_CATEGORIES:
     raise ValueError(
@@ -223,7 +225,7 @@ def _fit_column(source: str, values: pd.Series, missing: str) -> Column:
         f' {categories[-1]!r}; at most {_MAX_CATEGORIES:,} become features.'
         f' Leave it out by {table_options.IGNORED_COLUMNS.name}.'
     )
-  return Column(name, categories)
+  return Column(name, categories, _MISSING if is_filled else None)
 
 
 def _encode_column(
@@ -245,7 +247,7 @@ def _encode_column(
   texts = _texts(
       place,
       values,
-      allows_missing=_MISSING in column.categories,
+      allows_missing=column.fill is not None,
       is_later=is_later,
   )
   categories = np.array(column.categories, object)
