@@ -227,7 +227,7 @@ def test_later_rows_that_do_not_fit(tmp_path, row, message):
         (
             _TEXT.replace('test,yes', 'test,unknown'),
             {},
-            "label 'unknown' occurs in the test rows only",
+            "label 'unknown' occurs in the test rows only, .*; remove these",
         ),
         (
             _TEXT.replace('40,m', ',m'),
@@ -246,7 +246,27 @@ def test_later_rows_that_do_not_fit(tmp_path, row, message):
         ),
         (_TEXT.replace('../x', ''), {}, '2 rows have no client'),
         (_TEXT.replace('1.5', 'inf'), {}, "'steps' has 1 values .* infinite"),
-        (_TEXT.replace('test', 'train'), {}, 'has no test rows'),
+        (
+            _TEXT.replace('test', 'train'),
+            {},
+            'no test rows: .* test_column=part marks all as training data',
+        ),
+        (
+            _TEXT.replace('train', 'test'),
+            {},
+            'no training rows: .* test_column=part marks all as test data',
+        ),
+        (
+            _TEXT,
+            dict(test_share=0.1, test_column=None),
+            r'no test rows: test_share=0.1 of the rows of each client \(at most'
+            r' 3\) is rounded to none.*test_column=NAME',
+        ),
+        (
+            'a,y\n1,0\n2,1\n',
+            dict(label_column=['y'], client_column=None, test_column=None),
+            r'no test rows: test_share=0.2 of the rows \(2\) is rounded',
+        ),
         (_TEXT.splitlines()[0], {}, 'the table has no rows'),
         ('', {}, 'is no readable CSV file'),
         (

@@ -329,11 +329,11 @@ def read_rows(
   else:
     share = table_options.TEST_SHARE.default
     is_test = _draw_is_test(
-        clients, len(table), share if test_share is None else test_share
+        source,
+        clients,
+        len(table),
+        share if test_share is None else test_share,
     )
-  for which, rows in (('training', ~is_test), ('test', is_test)):
-    if not rows.any():
-      raise ValueError(f'{source} has no {which} rows.')
   y, class_names = _labels(
       source, table[list(label_column)], is_test, is_part=is_part
   )
@@ -424,22 +424,39 @@ def _read_is_test(source: str, column: str, values: pd.Series) -> np.ndarray:
         f' {table_encoding.row_name(values.index, wrong)}; it must have train'
         ' and test, 0 and 1, or false and true.'
     )
-  return texts.map(_IS_TEST).to_numpy(bool)
+  is_test = texts.map(_IS_TEST).to_numpy(bool)
+  if is_test.all() or not is_test.any():
+    which, other = ('training', 'test')[:: 1 if is_test.all() else -1]
+    raise ValueError(
+        f'{source} has no {which} rows: the column'
+        f' {table_options.TEST_COLUMN.name}={column} marks all as {other} data.'
+    )
+  return is_test
 
 
 def _draw_is_test(
-    clients: Optional[np.ndarray], num_rows: int, share: float
+    source: str, clients: Optional[np.ndarray], num_rows: int, share: float
 ) -> np.ndarray:
   """Draws which rows are test data; each client keeps a training row."""
   rng = seeding.generator(seeding.Stream.TEST_SETS, 0)
   is_test: np.ndarray = np.zeros(num_rows, bool)
+  whose = ' of each client (at most {})'
   if clients is None:
+    whose = ' ({})'
     clients = np.zeros(num_rows, int)
   _, numbers = np.unique(clients, return_inverse=True)
   order = np.argsort(numbers, kind='stable')
-  for rows in np.split(order, np.cumsum(np.bincount(numbers))[:-1]):
+  sizes = np.bincount(numbers)
+  for rows in np.split(order, np.cumsum(sizes)[:-1]):
     number = min(round(share * len(rows)), len(rows) - 1)
     is_test[rng.choice(rows, number, replace=False)] = True
+  if not is_test.any():
+    raise ValueError(
+        f'{source} has no test rows: {table_options.TEST_SHARE.name}={share} of'
+        f' the rows{whose.format(sizes.max())} is rounded to none, and at least'
+        ' one stays for training. Use a larger share, or'
+        f' {table_options.TEST_COLUMN.name}=NAME.'
+    )
   return is_test
 
 
@@ -477,7 +494,8 @@ def _labels(
   if untrained.size:
     raise ValueError(
         f'{source}: the label {str(untrained[0])!r} occurs in the test rows'
-        ' only, so that no model can learn it.'
+        ' only, so that no model can learn it; remove these rows, or add such'
+        ' rows to the training data.'
     )
   classes = np.asarray(np.searchsorted(known, texts))
   return classes, tuple(str(text) for text in known)
