@@ -383,7 +383,7 @@ def _adapt(
     evaluation_file.check(path, model_evaluation.numbers(model))
     if flags.adapt == run_flags.BATCH_NORM:
       try:
-        later_clients.batch_norm_only(model, saved.weights(model))
+        later_clients.check_trainable(model)
       except ValueError as error:
         raise ValueError(
             f'--adapt={flags.adapt} is impossible with --run={run}: {error}'
