@@ -458,6 +458,10 @@ class TestClients:
     (tmp_path / 'b/train/x').mkdir(parents=True)
     check_refused(tmp_path, "b/train has no images.*remove the folder 'b'")
 
+  def test_a_client_that_no_flag_can_name(self, tmp_path):
+    write(tmp_path, {'a\nb/train/x/i': image()})
+    check_refused(tmp_path, r"the client 'a\\nb'; .* line breaks")
+
   def test_sizes_that_differ(self, tmp_path):
     write(
         tmp_path,

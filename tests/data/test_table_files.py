@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import re
 
 import numpy as np
 import pandas as pd
@@ -267,6 +268,21 @@ def test_later_rows_that_do_not_fit(tmp_path, row, message):
             dict(label_column=['y'], client_column=None, test_column=None),
             r'no test rows: test_share=0.2 of the rows \(2\) is rounded',
         ),
+        (
+            _TEXT.replace('yes', 'no'),
+            {},
+            "'ill' has the label 'no' only; .* at least two classes",
+        ),
+        (
+            re.sub(r'\b[dfm],', '2020-01-31 10:30,', _TEXT),
+            {},
+            "'sex' has dates or times",
+        ),
+        (
+            re.sub(r'\b[dfm],', '1/12/2020,', _TEXT),
+            {},
+            "'sex' has dates or times",
+        ),
         (_TEXT.splitlines()[0], {}, 'the table has no rows'),
         ('', {}, 'is no readable CSV file'),
         (
@@ -301,6 +317,25 @@ def test_too_many_categories(tmp_path):
   assert dataset.input_shape == (1,)
 
 
+def test_texts_that_are_no_dates(tmp_path):
+  text = re.sub(r'\b[dfm],', '1.12.20,', _TEXT)
+  assert _load(tmp_path / 'a.csv', text).input_shape == (3,)
+
+
+def test_column_without_a_name(tmp_path, caplog):
+  """An index that pandas wrote becomes a feature, which is rarely meant."""
+  text = ''.join(
+      f'{n - 1 if n else ""},{line}\n'
+      for n, line in enumerate(_TEXT.splitlines())
+  )
+  assert _load(tmp_path / 'a.csv', text).input_shape == (6,)
+  assert "ignored_columns='Unnamed: 0'" in caplog.text
+  caplog.clear()
+  ignored = dict(ignored_columns=['Unnamed: 0'])
+  assert _load(tmp_path / 'a.csv', text, **ignored).input_shape == (5,)
+  assert not caplog.text
+
+
 def test_files_and_folders(tmp_path):
   def refused(name, message):
     with pytest.raises(ValueError, match=message):
@@ -313,6 +348,11 @@ def test_files_and_folders(tmp_path):
   refused(f'csv:{tmp_path}', "only one of them has 'age'")
   _write(tmp_path / 'b.csv', _TEXT.replace('40,m', ',m'))
   refused(f'csv:{tmp_path}', "'age' has 1 .* row 2 below the header of 'b.csv'")
+  (tmp_path / 'twice').mkdir()
+  for name in ('a.csv', 'a.csv.gz'):
+    (tmp_path / 'twice' / name).write_bytes(b'Not read.')
+  with pytest.raises(ValueError, match="'a.csv' and 'a.csv.gz' .* client 'a'"):
+    tff_bn_data.load_dataset(f'csv:{tmp_path}/twice', label_column=['ill'])
   (tmp_path / 'c.csv').write_bytes(b'\xff\xfe\x00')
   refused(f'csv:{tmp_path}/c.csv', 'is no readable CSV file')
   with pytest.raises(ValueError, match='label_column=.*is for tables'):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import dataclasses
 import math
+import re
 from typing import TYPE_CHECKING, Any, Optional, Self
 
 import numpy as np
@@ -25,6 +26,11 @@ _MAX_CATEGORIES = 1000
 MISSING_TEXTS = 'empty, NA, None, null or nan'
 # The category of missing values.
 _MISSING = ''
+# Such as 2026-01-31, 31.1.2026 and 1/31/2026, and maybe a time.
+_DATE = re.compile(
+    r'(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})([ T]\d.*)?',
+    re.ASCII,
+)
 # The share of the texts of a column that must be numbers to call it a column of
 # numbers with errors.
 _MOSTLY = 0.5
@@ -303,8 +309,10 @@ def _texts(
     is_later: bool = False,
 ) -> np.ndarray:
   """Returns the texts of a column of categories, an array of objects."""
-  if pd.api.types.is_datetime64_any_dtype(values.dtype) or (
-      pd.api.types.is_timedelta64_dtype(values.dtype)
+  if (
+      pd.api.types.is_datetime64_any_dtype(values.dtype)
+      or pd.api.types.is_timedelta64_dtype(values.dtype)
+      or _are_dates(values)
   ):
     raise ValueError(
         f'{place} has dates or times; store numbers, such as days, or leave it'
@@ -332,6 +340,14 @@ def _texts(
         ' if the value is missing.'
     )
   return values.astype(object).where(~is_missing, _MISSING).map(str).to_numpy()
+
+
+def _are_dates(values: pd.Series) -> bool:
+  """Whether all values that are present are texts of dates, as CSV has them."""
+  present = values.dropna()
+  return bool(len(present)) and all(
+      isinstance(value, str) and _DATE.fullmatch(value) for value in present
+  )
 
 
 def _describe_texts(values: pd.Series) -> str:
