@@ -146,6 +146,7 @@ def test_refused(pictures, tmp_path, capsys):
       ([f'--predict={picture}', '--client=c'], '--client=c: the run has no mo'),
       (['--client=a'], '--client=a has an effect with --predict only'),
       (['--predict=none.png'], '--predict=none.png: there is no such file'),
+      ([f'--predict={folder}'], f'--predict={folder}: this is a folder'),
       ([f'--predict={text}'], 'is no readable PNG or JPEG image'),
       ([f'--predict={tmp_path}/x.npy'], 'has the shape (2, 5); it must be'),
       (
