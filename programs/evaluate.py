@@ -1,8 +1,9 @@
 """`tff-bn-evaluate`: evaluates the model of a finished run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import contextlib
 import functools
+import itertools
 import pathlib
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
@@ -263,9 +264,7 @@ def evaluate(
         settings.algorithm
         + subject.describe().removeprefix(subject.run).removesuffix(':'),
     )
-  if saved.manifest.get('kept_for') is not None:
-    best = report.describe_validated(saved.manifest['kept_for'])
-    print(f'Of the round with the best {best}:')
+  _print_round(saved)
   print(f'{subject.describe()}\n')
   print(
       report.evaluation_table(
@@ -383,7 +382,7 @@ def _adapt(
     evaluation_file.check(path, model_evaluation.numbers(model))
     if flags.adapt == run_flags.BATCH_NORM:
       try:
-        later_clients.batch_norm_only(model, saved.weights(model))
+        later_clients.check_trainable(model)
       except ValueError as error:
         raise ValueError(
             f'--adapt={flags.adapt} is impossible with --run={run}: {error}'
@@ -423,21 +422,37 @@ def _adapt(
       balances_classes=flags.balance_classes,
   )
   evaluation_file.add(path, subject, [client.after for client in clients])
+  _print_round(saved)
   print(f'{subject.describe()}\n')
   print(adapted_clients.table(clients, _MAX_PRINTED_ROWS))
   print()
-  for client in clients[:_MAX_PRINTED_ROWS]:
-    code = '; '.join(keras_files.loading_code(client.path))
-    print(f'{client.client_id}: {code}')
-  if len(clients) > _MAX_PRINTED_ROWS:
-    print(f'… and {len(clients) - _MAX_PRINTED_ROWS} more clients.')
-  for client_id, reason in list(left_out.items())[:_MAX_PRINTED_ROWS]:
-    print(f'{client_id}: not adapted. {reason}')
-  if len(left_out) > _MAX_PRINTED_ROWS:
-    others = len(left_out) - _MAX_PRINTED_ROWS
-    print(f'… and {others} more clients: not adapted.')
+  codes = (
+      f'{c.client_id}: {"; ".join(keras_files.loading_code(c.path))}'
+      for c in clients
+  )
+  _print_some(codes, len(clients), 'clients')
+  reasons = (f'{c}: not adapted. {reason}' for c, reason in left_out.items())
+  _print_some(reasons, len(left_out), 'clients: not adapted')
   _print_usage(settings, manifest, run, flags.kept_round)
   print(f'\nTable: {path}')
+
+
+def _print_round(saved: 'saved_models.SavedModels') -> None:
+  """Prints of which round the models are, if it was chosen."""
+  from tff_bn.programs.results import report
+
+  metric = saved.manifest.get('kept_for')
+  if metric is not None:
+    best = report.describe_validated(metric)
+    print(f'Of round {saved.manifest["round"]}, with the best {best}:')
+
+
+def _print_some(lines: Iterable[str], number: int, others: str) -> None:
+  """Prints the first lines, and how many there are besides."""
+  for line in itertools.islice(lines, _MAX_PRINTED_ROWS):
+    print(line)
+  if number > _MAX_PRINTED_ROWS:
+    print(f'… and {number - _MAX_PRINTED_ROWS} more {others}.')
 
 
 def _print_usage(
@@ -487,6 +502,7 @@ def _export(
       for client_id in new:
         _check_client(client_id, data.client_ids, run)
         numbers[client_id] = data.client_number(client_id)
+  _print_round(saved)
   for client_id, number in numbers.items():
     weights = run_building.client_weights(
         settings, saved, model, client_id, number
@@ -533,11 +549,12 @@ def _predict(
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / run_folder.PREDICTIONS
   predicted = predictions.write(path, samples, outputs, saved.manifest)
-  for sample, text in zip(samples[:_MAX_PRINTED_ROWS], predicted):
-    row = f', row {sample.row}' if sample.row else ''
-    print(f'{sample.file}{row}: {text}')
-  if len(samples) > _MAX_PRINTED_ROWS:
-    print(f'… and {len(samples) - _MAX_PRINTED_ROWS} more in the table.')
+  _print_round(saved)
+  lines = (
+      f'{sample.file}{sample.row and f", row {sample.row}"}: {text}'
+      for sample, text in zip(samples, predicted)
+  )
+  _print_some(lines, len(samples), 'in the table')
   print(f'\nTable: {path}')
 
 

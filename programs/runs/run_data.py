@@ -5,6 +5,7 @@ checked their flags.
 """
 
 import dataclasses
+import re
 from typing import NamedTuple, Optional, Self
 
 from tff_bn import data as tff_bn_data
@@ -94,7 +95,8 @@ class DataRecipe:
       try:
         data = data.with_validation(self.validation_share, self.seed)
       except ValueError as error:
-        raise ValueError(f'--validation_{error}') from error
+        text = re.sub('^share=', '--validation_share=', str(error))
+        raise ValueError(text) from error
     if self.data.pixel_scaling is not None:
       data = data.scaled(self.data.pixel_scaling)
       if held_out is not None and data.client_scalings is not None:

@@ -173,7 +173,9 @@ def adapt(
   clients = []
   left_out = {}
   with runtime.in_process_runtime():
-    for client_id in data.client_ids:
+    # Thousands of clients take minutes.
+    for number in progress.counting(len(data.client_ids), 'Adapting client'):
+      client_id = data.client_ids[number]
       own = client_id if client_id in saved.client_ids else None
       weights = saved.weights(model, own)
       try:

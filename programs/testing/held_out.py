@@ -68,7 +68,7 @@ def check_model(
     )
   if settings.held_out_epochs is not None:
     try:
-      later_clients.batch_norm_only(model, model.initial_weights)
+      later_clients.check_trainable(model)
     except ValueError as error:
       raise ValueError(
           f'--held_out_epochs={settings.held_out_epochs} is impossible with'

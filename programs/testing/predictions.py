@@ -110,6 +110,8 @@ def _read(
   """Yields the samples of a file, before the scaling of channels."""
   place = f'--predict={path}'
   file = os.path.expanduser(path)
+  if os.path.isdir(file):
+    raise ValueError(f'{place}: this is a folder; name the files in it.')
   # Reading from a pipe may last forever.
   if not os.path.isfile(file):
     raise ValueError(f'{place}: there is no such file.')

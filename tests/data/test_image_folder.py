@@ -97,6 +97,12 @@ def test_grayscale_files_have_three_equal_channels(tmp_path):
     np.testing.assert_array_equal(dataset.x_train[0, :, :, channel], gray)
 
 
+def test_files_of_16_bits_are_read_with_8(tmp_path):
+  values = RNG.integers(0, 2**16, (4, 4), dtype=np.uint16)
+  write(tmp_path, {f'{f}/x': values for f in ('train/a', 'train/b', 'test/a')})
+  np.testing.assert_array_equal(load(tmp_path).x_test[0, ..., 0], values // 256)
+
+
 def test_sizes_that_differ_need_image_size(tmp_path, images):
   uniform = np.full((9, 3, 3), 50, np.uint8)
   write(tmp_path, {**images, 'train/dog/f': uniform})
@@ -457,6 +463,10 @@ class TestClients:
     write(tmp_path, {'a/train/x/i': image()})
     (tmp_path / 'b/train/x').mkdir(parents=True)
     check_refused(tmp_path, "b/train has no images.*remove the folder 'b'")
+
+  def test_a_client_that_no_flag_can_name(self, tmp_path):
+    write(tmp_path, {'a\nb/train/x/i': image()})
+    check_refused(tmp_path, r"the client 'a\\nb'; .* line breaks")
 
   def test_sizes_that_differ(self, tmp_path):
     write(

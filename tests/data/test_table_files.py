@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import re
 
 import numpy as np
 import pandas as pd
@@ -135,6 +136,29 @@ def test_missing_values(tmp_path, missing, fill):
   np.testing.assert_array_equal(dataset.x_test, [[fill, 0, 0, 0]])
 
 
+@pytest.mark.parametrize(
+    ('categories', 'features'),
+    [('one_hot', [[0, 0], [0, 1]]), ('embedded', [[2], [1]])],
+)
+def test_texts_that_only_later_rows_lack(tmp_path, categories, features):
+  """They count as a text that the training rows lack."""
+  text = 'sex,t,y\nf,0,0\nm,0,1\n,1,1\nm,1,0\n'
+  one = dict(label_column=['y'], client_column=None, test_column='t')
+  dataset = _load(
+      tmp_path / 'a.csv',
+      text,
+      missing_values='mean',
+      categories=categories,
+      **one,
+  )
+  np.testing.assert_array_equal(dataset.x_test, features)
+  encoding = table_encoding.TableEncoding.from_json(dataset.table.to_json())
+  later = encoding.encode('later', pd.DataFrame({'sex': [None, 'm']}))
+  np.testing.assert_array_equal(later, features)
+  with pytest.raises(ValueError, match="'sex' has 1 missing .* row 3 .*fill"):
+    _load(tmp_path / 'a.csv', text, categories=categories, **one)
+
+
 def test_tasks(tmp_path):
   text = 'x,a,b,t\n1,0.5,1,0\n2,1.5,0,0\n3,2.5,1,1\n'
   one = dict(client_column=None, test_column='t')
@@ -204,7 +228,7 @@ def test_later_rows_that_do_not_fit(tmp_path, row, message):
         (
             _TEXT.replace('test,yes', 'test,unknown'),
             {},
-            "label 'unknown' occurs in the test rows only",
+            "label 'unknown' occurs in the test rows only, .*; remove these",
         ),
         (
             _TEXT.replace('40,m', ',m'),
@@ -223,7 +247,42 @@ def test_later_rows_that_do_not_fit(tmp_path, row, message):
         ),
         (_TEXT.replace('../x', ''), {}, '2 rows have no client'),
         (_TEXT.replace('1.5', 'inf'), {}, "'steps' has 1 values .* infinite"),
-        (_TEXT.replace('test', 'train'), {}, 'has no test rows'),
+        (
+            _TEXT.replace('test', 'train'),
+            {},
+            'no test rows: .* test_column=part marks all as training data',
+        ),
+        (
+            _TEXT.replace('train', 'test'),
+            {},
+            'no training rows: .* test_column=part marks all as test data',
+        ),
+        (
+            _TEXT,
+            dict(test_share=0.1, test_column=None),
+            r'no test rows: test_share=0.1 of the rows of each client \(at most'
+            r' 3\) is rounded to none.*test_column=NAME',
+        ),
+        (
+            'a,y\n1,0\n2,1\n',
+            dict(label_column=['y'], client_column=None, test_column=None),
+            r'no test rows: test_share=0.2 of the rows \(2\) is rounded',
+        ),
+        (
+            _TEXT.replace('yes', 'no'),
+            {},
+            "'ill' has the label 'no' only; .* at least two classes",
+        ),
+        (
+            re.sub(r'\b[dfm],', '2020-01-31 10:30,', _TEXT),
+            {},
+            "'sex' has dates or times",
+        ),
+        (
+            re.sub(r'\b[dfm],', '1/12/2020,', _TEXT),
+            {},
+            "'sex' has dates or times",
+        ),
         (_TEXT.splitlines()[0], {}, 'the table has no rows'),
         ('', {}, 'is no readable CSV file'),
         (
@@ -258,6 +317,25 @@ def test_too_many_categories(tmp_path):
   assert dataset.input_shape == (1,)
 
 
+def test_texts_that_are_no_dates(tmp_path):
+  text = re.sub(r'\b[dfm],', '1.12.20,', _TEXT)
+  assert _load(tmp_path / 'a.csv', text).input_shape == (3,)
+
+
+def test_column_without_a_name(tmp_path, caplog):
+  """An index that pandas wrote becomes a feature, which is rarely meant."""
+  text = ''.join(
+      f'{n - 1 if n else ""},{line}\n'
+      for n, line in enumerate(_TEXT.splitlines())
+  )
+  assert _load(tmp_path / 'a.csv', text).input_shape == (6,)
+  assert "ignored_columns='Unnamed: 0'" in caplog.text
+  caplog.clear()
+  ignored = dict(ignored_columns=['Unnamed: 0'])
+  assert _load(tmp_path / 'a.csv', text, **ignored).input_shape == (5,)
+  assert not caplog.text
+
+
 def test_files_and_folders(tmp_path):
   def refused(name, message):
     with pytest.raises(ValueError, match=message):
@@ -270,6 +348,11 @@ def test_files_and_folders(tmp_path):
   refused(f'csv:{tmp_path}', "only one of them has 'age'")
   _write(tmp_path / 'b.csv', _TEXT.replace('40,m', ',m'))
   refused(f'csv:{tmp_path}', "'age' has 1 .* row 2 below the header of 'b.csv'")
+  (tmp_path / 'twice').mkdir()
+  for name in ('a.csv', 'a.csv.gz'):
+    (tmp_path / 'twice' / name).write_bytes(b'Not read.')
+  with pytest.raises(ValueError, match="'a.csv' and 'a.csv.gz' .* client 'a'"):
+    tff_bn_data.load_dataset(f'csv:{tmp_path}/twice', label_column=['ill'])
   (tmp_path / 'c.csv').write_bytes(b'\xff\xfe\x00')
   refused(f'csv:{tmp_path}/c.csv', 'is no readable CSV file')
   with pytest.raises(ValueError, match='label_column=.*is for tables'):

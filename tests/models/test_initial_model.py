@@ -283,6 +283,32 @@ def test_scaling_of_files_that_take_raw_samples(raw, saved):
       initial_model.check_scaling(path, scaling)
 
 
+def test_file_is_loaded_once(raw, tmp_path, monkeypatch):
+  """The check of the scaling and all models share one load."""
+  expected, _, divided = raw
+  path = tmp_path / 'copy.keras'
+  path.write_bytes(divided.read_bytes())
+  loaded = []
+  load = keras.saving.load_model
+  monkeypatch.setattr(
+      keras.saving,
+      'load_model',
+      lambda *args, **kw: loaded.append(load(*args, **kw)) or loaded[-1],
+  )
+  x = random_models.inputs(expected, 5)
+  for _ in range(2):
+    initial_model.check_scaling(path, None)
+    model = models.initial_model_fn(path, _SHAPE, 10)()
+    np.testing.assert_array_equal(model(x), expected(x))
+    # Each model has its own weights.
+    for weight in model.weights:
+      weight.assign(weight + 1)
+  assert len(loaded) == 1
+  expected.save(path)
+  models.initial_model_fn(path, _SHAPE, 10)
+  assert len(loaded) == 2
+
+
 def test_other_samples(saved):
   _, path = saved
   with pytest.raises(

@@ -12,6 +12,7 @@ from tff_bn import data as tff_bn_data
 from tff_bn.programs import evaluate
 from tff_bn.programs import train
 from tff_bn.programs.testing import adapted_clients
+from tff_bn.training import later_clients
 from tff_bn.training import saved_models
 
 _RUN = (
@@ -112,6 +113,19 @@ def test_saved_model_has_the_printed_accuracy(
     )
   assert ('paris (7)' in captured.err) == ('balanced' in name)
   assert csv_rows.read(run / 'metrics.csv') == before
+
+
+def test_frozen_model_is_built_once(run, later, tmp_path, monkeypatch):
+  built = []
+  build = later_clients.batch_norm_only
+  monkeypatch.setattr(
+      later_clients,
+      'batch_norm_only',
+      lambda *arguments: built.append(build(*arguments)) or built[-1],
+  )
+  arguments = ['--adapt=batch_norm', '--adapt_epochs=1']
+  assert _adapt(run, later, tmp_path, *arguments) == 0
+  assert len(built) == 1
 
 
 def test_passes_are_over_all_data(later, tmp_path):
@@ -287,3 +301,15 @@ def test_model_without_batch_norm(tmp_path, capsys):
   for how in ('statistics', 'batch_norm'):
     assert evaluate.run([f'--run={folder}', f'--adapt={how}']) == 2
     assert f'--adapt={how} has no effect: the model' in capsys.readouterr().err
+
+
+def test_model_with_frozen_batch_norm(tmp_path, capsys):
+  folder = tmp_path / 'run'
+  arguments = [*tiny_runs.FLAGS, '--frozen_layers=norm']
+  assert train.run([*arguments, f'--output_dir={folder}']) == 0
+  assert evaluate.run([f'--run={folder}', '--adapt=batch_norm']) == 2
+  assert (
+      f'--adapt=batch_norm is impossible with --run={folder}: The model has no'
+      ' batch normalization with trainable scale or shift'
+      in capsys.readouterr().err
+  )

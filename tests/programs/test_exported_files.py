@@ -110,6 +110,9 @@ def test_exported_clients(run, which, tmp_path, capsys):
   printed = capsys.readouterr().out
   lines, code = printed.split('To predict the classes of samples x with such')
   code = textwrap.dedent(code.split('\n', 1)[1])
+  if which == 'best':
+    title, lines = lines.split('\n', 1)
+    assert title.startswith('Of round ')
   for client, line in zip(('client_1', 'client_3'), lines.split('\n')):
     start, loading = line.split(': ')
     assert start == client

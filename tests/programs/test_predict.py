@@ -124,6 +124,18 @@ def test_arrays(pictures, tmp_path):
     assert row == other
 
 
+def test_long_outputs_are_cut(pictures, tmp_path, capsys):
+  run, _ = pictures
+  np.save(tmp_path / 'x.npy', np.resize(_PICTURES, (102, 9, 7, 3)))
+  arguments = [f'--predict={tmp_path / "x.npy"}', f'--output_dir={tmp_path}']
+  assert evaluate.run([f'--run={run}', *arguments]) == 0
+  output = capsys.readouterr().out
+  assert f'{tmp_path / "x.npy"}, row 100: ' in output
+  assert 'row 101' not in output
+  assert '\n… and 2 more in the table.\n' in output
+  assert len(csv_rows.read(tmp_path / 'predictions.csv')) == 102
+
+
 def test_refused(pictures, tmp_path, capsys):
   run, folder = pictures
   picture = folder / '0.png'
@@ -134,6 +146,7 @@ def test_refused(pictures, tmp_path, capsys):
       ([f'--predict={picture}', '--client=c'], '--client=c: the run has no mo'),
       (['--client=a'], '--client=a has an effect with --predict only'),
       (['--predict=none.png'], '--predict=none.png: there is no such file'),
+      ([f'--predict={folder}'], f'--predict={folder}: this is a folder'),
       ([f'--predict={text}'], 'is no readable PNG or JPEG image'),
       ([f'--predict={tmp_path}/x.npy'], 'has the shape (2, 5); it must be'),
       (

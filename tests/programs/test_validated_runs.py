@@ -77,6 +77,28 @@ def test_evaluation_of_the_best_and_the_last_round(
     )
 
 
+@pytest.mark.parametrize(
+    'arguments',
+    [[], ['--adapt=statistics'], ['--predict'], ['--export_client']],
+)
+def test_outputs_say_of_which_round_they_are(
+    comparison, arguments, tmp_path, capsys
+):
+  run = comparison / 'runs/fedbn-seed0'
+  best = csv_rows.read(comparison / 'results.csv')[1]['best_round']
+  if '--predict' in arguments:
+    np.save(tmp_path / 'x.npy', np.zeros((1, 8, 8, 1), np.float32))
+    arguments = [f'--predict={tmp_path / "x.npy"}']
+  if '--export_client' in arguments:
+    arguments = ['--export_client=plain']
+  arguments = [f'--run={run}', *arguments, f'--output_dir={tmp_path / "out"}']
+  text = f'Of round {best}, with the best validation accuracy:\n'
+  assert evaluate.run(arguments) == 0
+  assert capsys.readouterr().out.startswith(text)
+  assert evaluate.run([*arguments, '--kept_round=last']) == 0
+  assert 'validation' not in capsys.readouterr().out
+
+
 def test_run_that_keeps_no_best_round(tmp_path, capsys):
   run = tmp_path / 'run'
   arguments = [

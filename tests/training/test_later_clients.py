@@ -172,13 +172,28 @@ def test_client_whose_samples_have_no_variance(model):
     _start(model, _data([0, 1, 0]))
 
 
-def test_models_without_trainable_batch_norm():
-  without = small_models.classifier(
-      lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]),
-      (3,),
-  )
+@pytest.mark.parametrize(
+    'layer',
+    [
+        keras.layers.ReLU(),
+        keras.layers.BatchNormalization(trainable=False),
+        keras.layers.BatchNormalization(center=False, scale=False),
+    ],
+)
+def test_models_without_trainable_batch_norm(layer):
+  def keras_model():
+    copy = type(layer).from_config(layer.get_config())
+    return keras.Sequential([keras.Input((3,)), copy, keras.layers.Dense(2)])
+
+  without = small_models.classifier(keras_model, (3,))
+  with pytest.raises(ValueError, match='no batch normalization with trainable'):
+    later_clients.check_trainable(without)
   with pytest.raises(ValueError, match='no batch normalization with trainable'):
     later_clients.batch_norm_only(without, without.initial_weights)
+
+
+def test_models_with_trainable_batch_norm(model):
+  later_clients.check_trainable(model)
 
 
 def test_statistics_of_balanced_classes_have_a_closed_form(model):

@@ -17,6 +17,7 @@ from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import domains
 from tff_bn.data import image_headers
 from tff_bn.data import images
+from tff_bn.data import natural_clients
 from tff_bn.data import tfds_source
 
 _SUFFIXES = ('.jpeg', '.jpg', '.png')
@@ -144,7 +145,8 @@ def _warn_of_ignored(name: str, paths: Sequence[str]) -> None:
 
 
 def _check_clients(name: str, path: str, clients: Sequence[str]) -> None:
-  """Checks that clients have training images; warns of other folders."""
+  """Checks clients' names and training images; warns of other folders."""
+  natural_clients.check_characters(f'dataset={name}: {path}', clients)
   for client in clients:
     folder = os.path.join(path, client)
     if not _image_files(folder, 'train'):

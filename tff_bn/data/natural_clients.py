@@ -1,5 +1,6 @@
 """The clients that a dataset has: which sample belongs to which client."""
 
+from collections.abc import Iterable
 import re
 from typing import Any, Optional
 
@@ -69,6 +70,24 @@ def attributes(
   )
 
 
+def check_characters(place: str, clients: Iterable[str]) -> None:
+  """Checks that ids of clients are lines of text.
+
+  Args:
+    place: What has the clients; errors begin with it.
+    clients: The ids.
+
+  Raises:
+    ValueError: If an id has a line break or another control character.
+  """
+  wrong = next(filter(_CONTROL_CHARACTER.search, clients), None)
+  if wrong is not None:
+    raise ValueError(
+        f'{place} has the client {wrong!r}; ids of clients must not have line'
+        ' breaks or other control characters.'
+    )
+
+
 def _ids(
     source: str, name: str, values: np.ndarray, num_samples: int
 ) -> np.ndarray:
@@ -95,10 +114,5 @@ def _ids(
     first = int(np.argmax(array == ''))
     raise ValueError(f'{source}: {name} is empty for the sample {first}.')
   if array.dtype.kind == 'U':
-    wrong = list(filter(_CONTROL_CHARACTER.search, np.unique(array)))
-    if wrong:
-      raise ValueError(
-          f'{source}: {name} has the client {str(wrong[0])!r}; ids of clients'
-          ' must not have line breaks or other control characters.'
-      )
+    check_characters(f'{source}: {name}', map(str, np.unique(array)))
   return array

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import dataclasses
 import math
+import re
 from typing import TYPE_CHECKING, Any, Optional, Self
 
 import numpy as np
@@ -25,6 +26,11 @@ _MAX_CATEGORIES = 1000
 MISSING_TEXTS = 'empty, NA, None, null or nan'
 # The category of missing values.
 _MISSING = ''
+# Such as 2026-01-31, 31.1.2026 and 1/31/2026, and maybe a time.
+_DATE = re.compile(
+    r'(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})([ T]\d.*)?',
+    re.ASCII,
+)
 # The share of the texts of a column that must be numbers to call it a column of
 # numbers with errors.
 _MOSTLY = 0.5
@@ -38,14 +44,15 @@ class Column:
     name: The column's name.
     categories: The texts that it has, each of which becomes a feature that is 0
       or 1. None: it has numbers.
-    fill: The number that replaces missing ones. None: they are errors.
+    fill: What replaces missing values: a number, or the text '' in a column of
+      texts. None: they are errors.
     is_embedded: Whether the categories become one feature instead: the position
       of the text, or the number of texts for any other text.
   """
 
   name: str
   categories: Optional[tuple[str, ...]] = None
-  fill: Optional[float] = None
+  fill: Optional[float | str] = None
   is_embedded: bool = False
 
   @property
@@ -215,7 +222,8 @@ def _fit_column(source: str, values: pd.Series, missing: str) -> Column:
       )
     average = np.mean if missing == table_options.MEAN else np.median
     return Column(name, fill=float(average(present)))
-  texts = _texts(place, values, allows_missing=missing != table_options.ERROR)
+  is_filled = missing != table_options.ERROR
+  texts = _texts(place, values, allows_missing=is_filled)
   categories = tuple(sorted(set(texts)))
   if len(categories) > _MAX_CATEGORIES:
     raise ValueError(
@@ -223,7 +231,7 @@ def _fit_column(source: str, values: pd.Series, missing: str) -> Column:
         f' {categories[-1]!r}; at most {_MAX_CATEGORIES:,} become features.'
         f' Leave it out by {table_options.IGNORED_COLUMNS.name}.'
     )
-  return Column(name, categories)
+  return Column(name, categories, _MISSING if is_filled else None)
 
 
 def _encode_column(
@@ -245,7 +253,7 @@ def _encode_column(
   texts = _texts(
       place,
       values,
-      allows_missing=_MISSING in column.categories,
+      allows_missing=column.fill is not None,
       is_later=is_later,
   )
   categories = np.array(column.categories, object)
@@ -301,8 +309,10 @@ def _texts(
     is_later: bool = False,
 ) -> np.ndarray:
   """Returns the texts of a column of categories, an array of objects."""
-  if pd.api.types.is_datetime64_any_dtype(values.dtype) or (
-      pd.api.types.is_timedelta64_dtype(values.dtype)
+  if (
+      pd.api.types.is_datetime64_any_dtype(values.dtype)
+      or pd.api.types.is_timedelta64_dtype(values.dtype)
+      or _are_dates(values)
   ):
     raise ValueError(
         f'{place} has dates or times; store numbers, such as days, or leave it'
@@ -330,6 +340,14 @@ def _texts(
         ' if the value is missing.'
     )
   return values.astype(object).where(~is_missing, _MISSING).map(str).to_numpy()
+
+
+def _are_dates(values: pd.Series) -> bool:
+  """Whether all values that are present are texts of dates, as CSV has them."""
+  present = values.dropna()
+  return bool(len(present)) and all(
+      isinstance(value, str) and _DATE.fullmatch(value) for value in present
+  )
 
 
 def _describe_texts(values: pd.Series) -> str:

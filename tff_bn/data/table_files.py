@@ -9,6 +9,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
+from absl import logging
 import numpy as np
 
 from tff_bn.catalog import datasets
@@ -28,6 +29,8 @@ else:
 
 _DELIMITERS = ',;\t'
 _CSV_SUFFIXES = ('.csv', '.csv.gz')
+# The beginning of the names that pandas gives to columns without one.
+_UNNAMED = 'Unnamed: '
 # What the column of test data may have.
 _IS_TEST = {'train': False, 'test': True, '0': False, '1': True}
 _IS_TEST.update({'false': False, 'true': True})
@@ -107,6 +110,10 @@ def _read_csv(
   memory.check_fits(
       f'{source}: the files of {path!r}', sum(map(os.path.getsize, files))
   )
+  names = [os.path.basename(file) for file in files]
+  clients = [name.split('.csv')[0] for name in names]
+  if client_column is None:
+    _check_different(source, names, clients)
   parts = [read_csv_file(source, file, client_column) for file in files]
   for file, part in zip(files, parts):
     if set(part.columns) != set(parts[0].columns):
@@ -117,13 +124,24 @@ def _read_csv(
       )
   if not os.path.isdir(path):
     return parts[0], None
-  names = [os.path.basename(file) for file in files]
-  clients: np.ndarray = np.repeat(
-      np.array([name.split('.csv')[0] for name in names]),
-      [len(part) for part in parts],
-  )
   # Errors name the file of a row.
-  return pd.concat(parts, keys=names), clients
+  return (
+      pd.concat(parts, keys=names),
+      np.repeat(np.array(clients), [len(part) for part in parts]),
+  )
+
+
+def _check_different(
+    source: str, names: Sequence[str], clients: Sequence[str]
+) -> None:
+  """Checks that each file in a folder is another client."""
+  first: dict[str, str] = {}
+  for name, client in zip(names, clients):
+    if first.setdefault(client, name) != name:
+      raise ValueError(
+          f'{source}: {first[client]!r} and {name!r} have the rows of the same'
+          f' client {client!r}; remove or rename one of them.'
+      )
 
 
 def read_csv_file(
@@ -329,11 +347,11 @@ def read_rows(
   else:
     share = table_options.TEST_SHARE.default
     is_test = _draw_is_test(
-        clients, len(table), share if test_share is None else test_share
+        source,
+        clients,
+        len(table),
+        share if test_share is None else test_share,
     )
-  for which, rows in (('training', ~is_test), ('test', is_test)):
-    if not rows.any():
-      raise ValueError(f'{source} has no {which} rows.')
   y, class_names = _labels(
       source, table[list(label_column)], is_test, is_part=is_part
   )
@@ -345,7 +363,19 @@ def read_rows(
         clients[is_test],
         (int((~is_test).sum()), int(is_test.sum())),
     )
-  return Rows(is_test, y, class_names, groups, table.drop(columns=used))
+  features = table.drop(columns=used)
+  unnamed = [c for c in map(str, features) if c.startswith(_UNNAMED)]
+  if unnamed:
+    logging.warning(
+        '%s: the column %d has no name, so it is called %r and is a feature. If'
+        ' it numbers the rows, leave it out by %s=%r.',
+        source,
+        list(map(str, table.columns)).index(unnamed[0]) + 1,
+        unnamed[0],
+        table_options.IGNORED_COLUMNS.name,
+        unnamed[0],
+    )
+  return Rows(is_test, y, class_names, groups, features)
 
 
 def encoded(
@@ -424,22 +454,39 @@ def _read_is_test(source: str, column: str, values: pd.Series) -> np.ndarray:
         f' {table_encoding.row_name(values.index, wrong)}; it must have train'
         ' and test, 0 and 1, or false and true.'
     )
-  return texts.map(_IS_TEST).to_numpy(bool)
+  is_test = texts.map(_IS_TEST).to_numpy(bool)
+  if is_test.all() or not is_test.any():
+    which, other = ('training', 'test')[:: 1 if is_test.all() else -1]
+    raise ValueError(
+        f'{source} has no {which} rows: the column'
+        f' {table_options.TEST_COLUMN.name}={column} marks all as {other} data.'
+    )
+  return is_test
 
 
 def _draw_is_test(
-    clients: Optional[np.ndarray], num_rows: int, share: float
+    source: str, clients: Optional[np.ndarray], num_rows: int, share: float
 ) -> np.ndarray:
   """Draws which rows are test data; each client keeps a training row."""
   rng = seeding.generator(seeding.Stream.TEST_SETS, 0)
   is_test: np.ndarray = np.zeros(num_rows, bool)
+  whose = ' of each client (at most {})'
   if clients is None:
+    whose = ' ({})'
     clients = np.zeros(num_rows, int)
   _, numbers = np.unique(clients, return_inverse=True)
   order = np.argsort(numbers, kind='stable')
-  for rows in np.split(order, np.cumsum(np.bincount(numbers))[:-1]):
+  sizes = np.bincount(numbers)
+  for rows in np.split(order, np.cumsum(sizes)[:-1]):
     number = min(round(share * len(rows)), len(rows) - 1)
     is_test[rng.choice(rows, number, replace=False)] = True
+  if not is_test.any():
+    raise ValueError(
+        f'{source} has no test rows: {table_options.TEST_SHARE.name}={share} of'
+        f' the rows{whose.format(sizes.max())} is rounded to none, and at least'
+        ' one stays for training. Use a larger share, or'
+        f' {table_options.TEST_COLUMN.name}=NAME.'
+    )
   return is_test
 
 
@@ -477,7 +524,13 @@ def _labels(
   if untrained.size:
     raise ValueError(
         f'{source}: the label {str(untrained[0])!r} occurs in the test rows'
-        ' only, so that no model can learn it.'
+        ' only, so that no model can learn it; remove these rows, or add such'
+        ' rows to the training data.'
+    )
+  if len(known) == 1 and not is_part:
+    raise ValueError(
+        f'{source}: the column {str(values.name)!r} has the label'
+        f' {str(known[0])!r} only; a classifier needs at least two classes.'
     )
   classes = np.asarray(np.searchsorted(known, texts))
   return classes, tuple(str(text) for text in known)

@@ -1,8 +1,9 @@
 """Starts from a saved Keras model."""
 
 from collections.abc import Callable
+import functools
 import os
-from typing import Optional
+from typing import Any, Optional
 
 import keras
 import numpy as np
@@ -147,7 +148,7 @@ def _brief(values: np.ndarray) -> str:
 def _load(subject: str, path: str) -> keras.Model:
   """Loads a model in the safe mode of Keras."""
   try:
-    model = keras.saving.load_model(path, compile=False, safe_mode=True)
+    model = _load_file(path, files.checksum(path))
   # Keras raises errors of many kinds.
   except Exception as error:
     raise ValueError(
@@ -161,3 +162,14 @@ def _load(subject: str, path: str) -> keras.Model:
         ' keras.Model.'
     )
   return model
+
+
+@functools.lru_cache(maxsize=1)
+def _load_file(path: str, checksum: str) -> Any:
+  """Loads a file with this checksum; nobody may change what is returned.
+
+  A large model takes seconds, and the check of the scaling and each run of a
+  comparison need it.
+  """
+  del checksum  # A file that changed is loaded again.
+  return keras.saving.load_model(path, compile=False, safe_mode=True)

@@ -17,6 +17,18 @@ from tff_bn.processes.stateful_process import StatefulLearningProcess
 from tff_bn.training import evaluation
 
 
+def check_trainable(model: BatchNormModel) -> None:
+  """Checks that a model has batch normalization that can be trained.
+
+  Raises:
+    ValueError: If it has not.
+  """
+  if not any(v.trainable and v.batch_norm is not None for v in model.variables):
+    raise ValueError(
+        'The model has no batch normalization with trainable scale or shift.'
+    )
+
+
 def batch_norm_only(
     model: BatchNormModel, weights: ModelWeights
 ) -> BatchNormModel:
@@ -33,16 +45,13 @@ def batch_norm_only(
   Raises:
     ValueError: If the model has no batch normalization that can be trained.
   """
+  check_trainable(model)
   keras_model = model.to_keras(weights)
   of_batch_norm = {
       id(variable)
       for layer in discovery.batch_norm_layers(keras_model)
       for variable in layer.trainable_weights
   }
-  if not of_batch_norm:
-    raise ValueError(
-        'The model has no batch normalization with trainable scale or shift.'
-    )
 
   def frozen_model_fn() -> keras.Model:
     copy = copying.copy_model(keras_model)
