@@ -91,6 +91,7 @@ _OPTIONS = flag_groups.base_class(
     ),
     dataclasses.replace(datasets.DATA_DIR, convert=_absolute),
     datasets.IMAGE_SIZE,
+    datasets.DOMAIN_STRENGTH,
     tasks.TASK,
     *table_options.OPTIONS,
     scaling.PIXEL_SCALING,
@@ -151,6 +152,7 @@ class DataFlags(_OPTIONS):  # type: ignore[misc, valid-type]
           image_size=self.parsed_image_size,
           class_names=class_names,
           encoding=encoding,
+          domain_strength=self.domain_strength,
           **chosen,
           **{o.name: getattr(self, o.name) for o in table_options.OPTIONS},
       )
