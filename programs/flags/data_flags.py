@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 import contextlib
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from absl import logging
 
@@ -84,7 +84,8 @@ def _say_missing_classes(dataset: 'tff_bn_data.Dataset') -> None:
     )
 
 
-_OPTIONS = flag_groups.base_class(
+# What decides which dataset is loaded.
+_LOADED = (
     dataclasses.replace(
         datasets.DATASET,
         convert=lambda name: datasets.map_sources(name, _absolute_source),
@@ -94,6 +95,9 @@ _OPTIONS = flag_groups.base_class(
     datasets.DOMAIN_STRENGTH,
     tasks.TASK,
     *table_options.OPTIONS,
+)
+_OPTIONS = flag_groups.base_class(
+    *_LOADED,
     scaling.PIXEL_SCALING,
     datasets.TRAIN_SHARE,
     datasets.SAMPLES_PER_DOMAIN,
@@ -122,6 +126,11 @@ class DataFlags(_OPTIONS):  # type: ignore[misc, valid-type]
             f' {flags.text("samples_per_client")} makes {number} samples of all'
             f' clients; at most {_MAX_SAMPLES} are possible.'
         )
+
+  @property
+  def dataset_key(self) -> tuple[Any, ...]:
+    """The values of the flags that decide which dataset is loaded."""
+    return tuple(getattr(self, option.name) for option in _LOADED)
 
   @property
   def parsed_image_size(self) -> Optional[tuple[int, int]]:
