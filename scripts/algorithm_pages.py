@@ -94,6 +94,8 @@ def _computations(next_computation) -> Iterator[tuple[str, object]]:
   """Yields the computations of rounds that send different things."""
   if isinstance(next_computation, phased_process.PhasedComputation):
     names = ('until the statistics are fixed', 'later')
+    if next_computation.phases[-1].num_rounds is not None:
+      names = ('synchronized', 'between')
     for name, phase in zip(names, next_computation.phases, strict=True):
       yield name, phase.computation
   elif isinstance(next_computation, short_rounds.ShortRounds):

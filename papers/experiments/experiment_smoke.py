@@ -245,6 +245,9 @@ def reduced(
   for key, text in _IF_NOT_ZERO.items():
     if key in result and float(result[key]):
       result[key] = text
+  if result.get('local_steps') == '1' and 'fedtan_every' not in result:
+    # There is no later step.
+    result.pop('fedtan_statistics', None)
   # A first phase of some rounds must end before the last round.
   for algorithm in algorithms.ALGORITHMS.values():
     phase = algorithm.first_phase

@@ -335,7 +335,7 @@ def load(
     progress.say(f'[{number}/{len(named_runs)}] Loading {folder} …')
     saved, model = run_building.load_models(settings, folder)
     names = model_evaluation.class_names(saved)
-    key = (settings.dataset, settings.data_dir, settings.image_size, names)
+    key = (settings.dataset_key, names)
     if key not in datasets:
       datasets[key] = settings.load(names)
     data = run_building.split_dataset(settings, datasets[key])

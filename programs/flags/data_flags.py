@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 import contextlib
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from absl import logging
 
@@ -84,15 +84,20 @@ def _say_missing_classes(dataset: 'tff_bn_data.Dataset') -> None:
     )
 
 
-_OPTIONS = flag_groups.base_class(
+# What decides which dataset is loaded.
+_LOADED = (
     dataclasses.replace(
         datasets.DATASET,
         convert=lambda name: datasets.map_sources(name, _absolute_source),
     ),
     dataclasses.replace(datasets.DATA_DIR, convert=_absolute),
     datasets.IMAGE_SIZE,
+    datasets.DOMAIN_STRENGTH,
     tasks.TASK,
     *table_options.OPTIONS,
+)
+_OPTIONS = flag_groups.base_class(
+    *_LOADED,
     scaling.PIXEL_SCALING,
     datasets.TRAIN_SHARE,
     datasets.SAMPLES_PER_DOMAIN,
@@ -123,6 +128,11 @@ class DataFlags(_OPTIONS):  # type: ignore[misc, valid-type]
         )
 
   @property
+  def dataset_key(self) -> tuple[Any, ...]:
+    """The values of the flags that decide which dataset is loaded."""
+    return tuple(getattr(self, option.name) for option in _LOADED)
+
+  @property
   def parsed_image_size(self) -> Optional[tuple[int, int]]:
     """The height and width to which images are resized; `None`: not."""
     if self.image_size is None:
@@ -151,6 +161,7 @@ class DataFlags(_OPTIONS):  # type: ignore[misc, valid-type]
           image_size=self.parsed_image_size,
           class_names=class_names,
           encoding=encoding,
+          domain_strength=self.domain_strength,
           **chosen,
           **{o.name: getattr(self, o.name) for o in table_options.OPTIONS},
       )

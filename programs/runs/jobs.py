@@ -21,7 +21,6 @@ from tff_bn import training
 from tff_bn.catalog import algorithms
 from tff_bn.catalog import datasets
 from tff_bn.catalog import local_training
-from tff_bn.catalog import table_options
 from tff_bn.common import progress
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes import stateful_process
@@ -144,7 +143,7 @@ class Builder:
     recipe = run_data.DataRecipe.of(settings)
     if self._split is None or self._split.recipe != recipe:
       self._split = None  # Frees its memory.
-      key = dataset_key(settings)
+      key = settings.dataset_key
       if self._dataset is None or self._dataset[0] != key:
         self._dataset = None
         self._dataset = key, settings.load()
@@ -154,15 +153,6 @@ class Builder:
       round_data.check_workers(data.training)
       self._split = _Split(recipe, data.training, data.held_out, {})
     return self._split
-
-
-def dataset_key(settings: settings_lib.RunSettings) -> tuple[Any, ...]:
-  """Returns the flags that decide which dataset is loaded."""
-  return (
-      *(settings.dataset, settings.data_dir),
-      *(settings.image_size, settings.task),
-      *(getattr(settings, option.name) for option in table_options.OPTIONS),
-  )
 
 
 def check(builder: Builder, tasks: Iterable[Task]) -> None:
@@ -177,7 +167,7 @@ def check(builder: Builder, tasks: Iterable[Task]) -> None:
   by_dataset: dict[tuple[Any, ...], list[Task]] = {}
   for task in tasks:
     if not task.is_finished:
-      by_dataset.setdefault(dataset_key(task.settings), []).append(task)
+      by_dataset.setdefault(task.settings.dataset_key, []).append(task)
   processes = []
   for group in by_dataset.values():
     processes.append(_check_data(builder, group))

@@ -114,13 +114,20 @@ def test_fedtan_without_noise_is_fedtan(toy, moments):
   _assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_fedtan_ii_keeps_the_states_of_its_exchanges(toy):
+@pytest.mark.parametrize(
+    ('name', 'phases'),
+    [
+        ('build_fedtan_ii', dict(sync_rounds=1)),
+        ('build_fedtan', dict(synchronize_every=2)),
+    ],
+)
+def test_phases_of_fedtan_keep_the_states_of_its_exchanges(toy, name, phases):
   datasets = _datasets(toy, equal=True)
-  options = dict(client_weighting='uniform', sync_rounds=1)
-  expected, _ = _train(toy, 'build_fedtan_ii', datasets, **options)
+  options = dict(client_weighting='uniform', **phases)
+  expected, _ = _train(toy, name, datasets, **options)
   found, output = _train(
       toy,
-      'build_fedtan_ii',
+      name,
       datasets,
       sum_aggregator=_no_noise(clip_quantile=0.5),
       **options,

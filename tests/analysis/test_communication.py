@@ -278,6 +278,26 @@ def test_traffic_of_phases(phased):
     assert costs['megabytes'] == pytest.approx(megabytes[round_num])
 
 
+def test_traffic_of_fedtan_every_third_round(model):
+  def traffic(**options):
+    return analysis.ProcessTraffic(
+        algorithms.build_fedtan(model, _sgd(), local_steps=1, **options)
+    )
+
+  fed_avg = analysis.ProcessTraffic(
+      algorithms.build_fed_avg(model, _sgd(), local_steps=1)
+  )
+  some, each = traffic(synchronize_every=3), traffic()
+  for round_num, synchronized in ((0, 0), (1, 1), (3, 1), (4, 2), (8, 3)):
+    found = some.until(round_num, num_clients=4)
+    parts = (
+        each.until(synchronized, num_clients=4),
+        fed_avg.until(round_num - synchronized, num_clients=4),
+    )
+    for name, value in found.items():
+      assert value == pytest.approx(sum(part[name] for part in parts))
+
+
 def test_phases_are_counted_once_and_lazily(phased, monkeypatch):
   counted = []
   original = analysis.communication.computation_traffic

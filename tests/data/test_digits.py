@@ -49,6 +49,69 @@ class TestDigits:
     np.testing.assert_allclose(test / (train + test), 0.2, atol=0.005)
 
 
+class TestStrengthOfDomains:
+
+  @pytest.mark.parametrize('part', ['train', 'test'])
+  def test_between_the_plain_digits_and_the_domains(
+      self, digits, domains, part
+  ):
+    plain, full = (getattr(each, f'x_{part}') for each in (digits, domains))
+    labels = f'domain_{part}'
+    for strength in (0, 0.25, 0.5, 1):
+      found = tff_bn_data.load_dataset(
+          'digits_domains', domain_strength=strength
+      )
+      x = getattr(found, f'x_{part}')
+      np.testing.assert_array_equal(
+          getattr(found, labels), getattr(domains, labels)
+      )
+      if strength == 0:
+        np.testing.assert_array_equal(x, plain)
+      elif strength == 1:
+        np.testing.assert_array_equal(x, full)
+      else:
+        np.testing.assert_allclose(
+            x, plain + strength * (full - plain), atol=1e-6
+        )
+      assert x.dtype == np.float32
+
+  def test_the_default_changes_no_bit_of_a_domain(self, digits, domains):
+    images = [digits.x_train[domains.domain_train == d] for d in range(3)]
+    expected = images[0], 1 - images[1], 0.4 + 0.2 * images[2]
+    for number, x in enumerate(expected):
+      np.testing.assert_array_equal(
+          domains.x_train[domains.domain_train == number], x
+      )
+
+  def test_the_domains_differ_the_more_the_stronger_they_are(self):
+    spreads = []
+    for strength in np.linspace(0, 1, 6):
+      found = tff_bn_data.load_dataset(
+          'digits_domains', domain_strength=float(strength)
+      )
+      clients = tff_bn_data.split_dataset(found, 'domains', None, 0)
+      means = np.stack(
+          [found.x_train[own].mean(0) for own in clients.train_indices.values()]
+      )
+      spreads.append(np.square(means - means.mean(0)).mean())
+    assert (np.diff(spreads) > 0).all()
+    # The domains of plain digits are random parts of them.
+    assert spreads[0] < 0.01 * spreads[-1]
+
+  @pytest.mark.parametrize('strength', [-0.1, 1.5, float('nan'), 'much', True])
+  def test_wrong_strengths(self, strength):
+    with pytest.raises((TypeError, ValueError), match='domain_strength'):
+      tff_bn_data.load_dataset('digits_domains', domain_strength=strength)
+
+  @pytest.mark.parametrize(
+      'name', ['digits', 'discs', 'domains:a=digits_domains,b=digits']
+  )
+  def test_other_datasets(self, name):
+    message = f'domain_strength=0.5 is for digits_domains, but dataset={name}'
+    with pytest.raises(ValueError, match=message):
+      tff_bn_data.load_dataset(name, domain_strength=0.5)
+
+
 class TestDomains:
   NAMES = (
       'plain',

@@ -229,6 +229,28 @@ def test_phases_follow_each_other(processes):
   ] == [0, 1, 1, 1, 2, 2, 2]
 
 
+@pytest.mark.parametrize(
+    ('lengths', 'expected'),
+    [
+        ((1, 3), [0, 1, 1, 1, 0, 1, 1, 1, 0]),
+        ((2, 1, 1), [0, 0, 1, 2, 0, 0, 1, 2, 0]),
+        ((2,), [0] * 9),
+        ((1, None), [0] + [1] * 8),
+    ],
+)
+def test_phases_repeat_if_the_last_one_ends(processes, lengths, expected):
+  phases = [
+      Phase(n, process.next) for n, process in zip(lengths, processes * 2)
+  ]
+  computation = PhasedComputation(phases)
+
+  for number, phase in enumerate(expected):
+    assert computation.phase_after(number) is computation.phases[phase]
+    assert computation.rounds_of_phases(number) == [
+        expected[:number].count(i) for i in range(len(lengths))
+    ]
+
+
 def test_not_inside_another_computation(phased):
   parameter = phased.next.type_signature.parameter
   with pytest.raises(TypeError, match=r'round_num.* inside another'):
@@ -245,7 +267,7 @@ def test_other_values_than_states(phased, arguments):
 
 
 @pytest.mark.parametrize(
-    'numbers', [[], [3], [None, None], [2, 2], [0, None], [-1, None]]
+    'numbers', [[], [None, None], [None, 2], [2, 0], [0, None], [-1, None]]
 )
 def test_numbers_of_rounds(processes, numbers):
   phases = [(number, processes[0]) for number in numbers]

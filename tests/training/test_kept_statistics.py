@@ -103,6 +103,20 @@ _EPOCHS = dict(local_epochs=2)
         ),
         ('fed_bn', {}, _EPOCHS, 2, False),
         ('fedtan', dict(local_steps=2), _STEPS, 2, False),
+        (
+            'fedtan',
+            dict(local_steps=2, running_statistics='first_step'),
+            *(_STEPS, 2, False),
+        ),
+        (
+            'fedtan',
+            dict(
+                local_steps=2,
+                running_statistics='first_step',
+                synchronize_every=3,
+            ),
+            *(_STEPS, 4, False),
+        ),
         ('fbn', dict(backward='running'), _STEPS, 2, False),
         ('fixbn', dict(fixbn_rounds=2), _STEPS, 3, False),
     ],

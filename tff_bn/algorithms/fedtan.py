@@ -16,7 +16,7 @@ the end of the round, its model.
 """
 
 import functools
-from typing import Optional
+from typing import Any, Optional
 
 import tensorflow_federated as tff
 from typing_extensions import Unpack
@@ -27,7 +27,9 @@ from tff_bn.algorithms import fed_prox
 from tff_bn.catalog import algorithms
 from tff_bn.catalog import options as catalog_options
 from tff_bn.catalog import value_types
+from tff_bn.clients.client_work import Moves
 from tff_bn.clients.local_training import FixedStatisticsWork
+from tff_bn.clients.local_training import LocalTrainingWork
 from tff_bn.common import checks
 from tff_bn.fedtan import model_checks
 from tff_bn.fedtan import work
@@ -42,6 +44,12 @@ __all__ = ['build_fedtan', 'build_fedtan_ii']
 _SYNCHRONIZE = value_types.Choice(('forward_and_backward', 'forward'))
 
 
+class _KeptStatisticsWork(LocalTrainingWork):
+  """Ordinary local training in a round that keeps the running statistics."""
+
+  _moves = Moves.NEVER
+
+
 def build_fedtan(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
@@ -49,6 +57,7 @@ def build_fedtan(
     synchronize: str = 'forward_and_backward',
     moments: str = 'two_pass',
     running_statistics: str = 'all_steps',
+    synchronize_every: int = 1,
     exchange_aggregator: Optional[model_update.ParticipatingFactory] = None,
     **options: Unpack[Options],
 ) -> tff.learning.templates.LearningProcess:
@@ -80,6 +89,10 @@ def build_fedtan(
   for the model. Steps in training do not depend on it, but evaluation does.
   `running_statistics='first_step'` leaves these updates out.
 
+  With `synchronize_every=n`, only the rounds 1, n + 1, 2n + 1, … are such
+  rounds. The others are rounds of FedAvg, with a single exchange. This is not
+  in the paper.
+
   Three kinds of clients are left out: a client without data from all
   exchanges; a client whose first batch has an input or a label that is not
   finite from all exchanges, too; and a client whose statistics or gradients are
@@ -106,7 +119,9 @@ def build_fedtan(
       combines by the law of total variance. It is also exact for batches that
       differ in size or are masked.
     running_statistics: `'all_steps'` updates the running statistics in each
-      local step, as in the paper; `'first_step'` in the first one alone.
+      local step, as in the paper; `'first_step'` in the first one alone, and
+      not in rounds of FedAvg.
+    synchronize_every: The number n above, at least 1; 1 is FedTAN of the paper.
     exchange_aggregator: A `tff_bn.aggregators.Rule` that combines what clients
       send in the exchanges, with `moments='fused'`; for FedTAN that withstands
       attackers, next to rules as `model_aggregator` and
@@ -117,7 +132,9 @@ def build_fedtan(
       `None` or `tff_bn.algorithms.FedProx`, whose term is 0 in the first step.
 
   Returns:
-    A `tff.learning.templates.LearningProcess`.
+    A `tff.learning.templates.LearningProcess`. With `synchronize_every`, its
+    `next` runs the computation of the current phase, see
+    `tff_bn.processes.phased_process`.
 
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.
@@ -130,6 +147,7 @@ def build_fedtan(
   _SYNCHRONIZE.check('synchronize', synchronize)
   algorithms.MOMENTS.check(moments)
   algorithms.FEDTAN_STATISTICS.check(running_statistics)
+  algorithms.FEDTAN_EVERY.check(synchronize_every)
   _check_rule(exchange_aggregator, moments, options)
   requirements.check_all_shared(
       'FedTAN',
@@ -147,7 +165,7 @@ def build_fedtan(
         ' is 0 in the first step.'
     )
   factory = options.get('sum_aggregator')
-  return averaging.build_shared(
+  fedtan = averaging.build_shared(
       model,
       client_optimizer,
       build_work=functools.partial(
@@ -159,6 +177,20 @@ def build_fedtan(
           rule=exchange_aggregator,
       ),
       **options,
+  )
+  if synchronize_every == 1:
+    return fedtan
+  between: dict[str, Any] = {}
+  if running_statistics == 'first_step':
+    between = dict(
+        build_work=_KeptStatisticsWork,
+        move_statistics=lambda number, before, moments: before,
+    )
+  fed_avg = averaging.build_shared(
+      model, client_optimizer, exchanges_of=fedtan, **between, **options
+  )
+  return phased_process.build_phased_process(
+      [(1, fedtan), (synchronize_every - 1, fed_avg)]
   )
 
 

@@ -7,7 +7,7 @@ All numbers are derived from the dependencies in the TFF computation of a round,
 so they hold for any algorithm and aggregator.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import dataclasses
 import enum
 import math
@@ -248,11 +248,9 @@ def kinds_of_rounds(process: Process) -> list[Round]:
     The rounds of each phase in order, full ones before short ones.
   """
   kinds = []
-  for number, phase in enumerate(_phases(process), start=1):
-    title = ''
-    if phase.num_rounds is not None or number > 1:
-      title = f'phase {number}'
-    computation = phase.computation
+  phases = _phases(process).phases
+  for number, (_, computation) in enumerate(phases, start=1):
+    title = f'phase {number}' if len(phases) > 1 else ''
     if not isinstance(computation, ShortRounds):
       kinds.append(Round(title, computation))
       continue
@@ -264,10 +262,10 @@ def kinds_of_rounds(process: Process) -> list[Round]:
   return kinds
 
 
-def _phases(process: Process) -> Sequence[Phase]:
+def _phases(process: Process) -> PhasedComputation:
   if isinstance(process.next, PhasedComputation):
-    return process.next.phases
-  return [Phase(None, process.next)]
+    return process.next
+  return PhasedComputation([Phase(None, process.next)])
 
 
 class ProcessTraffic:
@@ -324,13 +322,11 @@ class ProcessTraffic:
         exchanges += num_rounds * traffic.exchanges
         megabytes += num_rounds * traffic.megabytes(num_clients)
 
-    for phase in self._phases:
-      num_rounds = round_num
-      if phase.num_rounds is not None:
-        num_rounds = min(round_num, phase.num_rounds)
-      if num_rounds == 0:
-        break
-      computation = phase.computation
+    for (_, computation), num_rounds in zip(
+        self._phases.phases,
+        self._phases.rounds_of_phases(round_num),
+        strict=True,
+    ):
       if isinstance(computation, ShortRounds):
         # All phases with short rounds send the same, so it does not matter to
         # which of them a full round belongs.
@@ -344,7 +340,6 @@ class ProcessTraffic:
         num_repeated -= repeated
       else:
         add(computation, num_rounds)
-      round_num -= num_rounds
     return dict(exchanges=exchanges, megabytes=megabytes)
 
   def _traffic_of(self, computation: tff.Computation) -> Traffic:

@@ -275,6 +275,27 @@ FEDTAN_STATISTICS = _own_option(
     ),
     'all_steps',
     argument='running_statistics',
+    conditions=(
+        Condition(
+            'local_steps',
+            lambda options: options.local_steps != 1
+            or options.fedtan_every != 1,
+            'has no effect with --local_steps={}, unless --fedtan_every is at'
+            ' least 2: all steps are synchronized',
+        ),
+    ),
+)
+FEDTAN_EVERY = _own_option(
+    'fedtan_every',
+    value_types.POSITIVE_INTEGER,
+    lambda: (
+        f'{", ".join(users("fedtan_every"))}: synchronizes the rounds 1, n + 1,'
+        ' 2n + 1, … for this number n. The rounds between are those of fedavg;'
+        ' with --fedtan_statistics=first_step, they do not move the running BN'
+        ' statistics'
+    ),
+    1,
+    argument='synchronize_every',
 )
 SYNC_ROUNDS = _own_option(
     'sync_rounds',
@@ -901,7 +922,12 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         f'{_ROOM}.fedtan:build_fedtan',
         _SERVER
         + _SHARED
-        + (MOMENTS, FEDTAN_STATISTICS, rules.EXCHANGE_AGGREGATOR),
+        + (
+            MOMENTS,
+            FEDTAN_STATISTICS,
+            FEDTAN_EVERY,
+            rules.EXCHANGE_AGGREGATOR,
+        ),
         **_FEDTAN,
     ),
     Algorithm(
@@ -910,7 +936,12 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         f'{_ROOM}.fedtan:build_fedtan',
         _SERVER
         + _SHARED
-        + (MOMENTS, FEDTAN_STATISTICS, rules.EXCHANGE_AGGREGATOR),
+        + (
+            MOMENTS,
+            FEDTAN_STATISTICS,
+            FEDTAN_EVERY,
+            rules.EXCHANGE_AGGREGATOR,
+        ),
         arguments={'synchronize': 'forward'},
         **_FEDTAN,
     ),

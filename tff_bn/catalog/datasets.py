@@ -250,6 +250,23 @@ IMAGE_SIZE = Option(
     default_text="the images' own size",
 )
 
+DOMAIN_STRENGTH = Option(
+    'domain_strength',
+    value_types.SHARE,
+    'How much the domains of digits_domains differ: s·c + (1 - s)·x for this'
+    ' number s, the plain image x and the image c of the domain. 0: all images'
+    ' are plain; 0.5: inverted images are uniformly grey',
+    1.0,
+    argument=OWN_NAME,
+    conditions=(
+        Condition(
+            'dataset',
+            lambda options: has_domain_strength(options.dataset),
+            'has no effect with --dataset={}; it is for digits_domains',
+        ),
+    ),
+)
+
 DATASETS: Parts[Source] = Parts(
     Source(
         'digits',
@@ -261,6 +278,7 @@ DATASETS: Parts[Source] = Parts(
         'the same digits in five domains: plain, inverted, low contrast, noisy'
         ' background, blurred and shifted (offline)',
         f'{_ROOM}.digits:load_digits_domains',
+        (DOMAIN_STRENGTH,),
         has_domains=True,
     ),
     Source(
@@ -533,6 +551,11 @@ def is_users(name: str) -> bool:
 def has_domains(name: str) -> bool:
   """Whether a dataset has several domains."""
   return find(name).has_domains
+
+
+def has_domain_strength(name: str) -> bool:
+  """Whether one can choose how much the domains of a dataset differ."""
+  return find(name).has(DOMAIN_STRENGTH.name)
 
 
 def has_clients(options: Any) -> bool:

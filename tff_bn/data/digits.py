@@ -7,12 +7,14 @@ distribution and the size.
 """
 
 import dataclasses
+from typing import Optional
 
 import numpy as np
 from scipy import ndimage
 from sklearn import datasets
 from sklearn import model_selection
 
+from tff_bn.catalog import datasets as catalog
 from tff_bn.common import seeding
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import label_shares
@@ -83,19 +85,31 @@ _DOMAINS = {
 }
 
 
-def load_digits_domains() -> dataset_lib.Dataset:
+def load_digits_domains(
+    domain_strength: Optional[float] = None,
+) -> dataset_lib.Dataset:
   """Loads the digits, each in one of five domains.
+
+  Args:
+    domain_strength: How much the domains differ, see
+      `tff_bn.catalog.datasets.DOMAIN_STRENGTH`.
 
   Returns:
     The data of `load_digits`, divided into five domains of the same size
     and label distribution (up to one sample): plain; inverted; low contrast
     (0.4 to 0.6); noisy background; blurred and shifted by one pixel. Each image
-    belongs to one domain.
+    belongs to one domain. The strength changes the images only, not their
+    domains.
   """
+  strength = catalog.DOMAIN_STRENGTH.default
+  if domain_strength is not None:
+    strength = domain_strength
   plain = load_digits()
   rng = seeding.generator(None, _DOMAIN_SEED)
-  x_train, domain_train = _to_domains(plain.x_train, plain.y_train, rng)
-  x_test, domain_test = _to_domains(plain.x_test, plain.y_test, rng)
+  x_train, domain_train = _to_domains(
+      plain.x_train, plain.y_train, strength, rng
+  )
+  x_test, domain_test = _to_domains(plain.x_test, plain.y_test, strength, rng)
   return dataclasses.replace(
       plain,
       name='digits_domains',
@@ -108,13 +122,14 @@ def load_digits_domains() -> dataset_lib.Dataset:
 
 
 def _to_domains(
-    x: np.ndarray, y: np.ndarray, rng: np.random.Generator
+    x: np.ndarray, y: np.ndarray, strength: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns each image as one of the domains shows it, and its domain."""
   changed = np.empty_like(x)
   domain: np.ndarray = np.empty(len(x), np.int32)
   parts = label_shares.deal_by_label(y, len(_DOMAINS), rng)
   for number, (indices, change) in enumerate(zip(parts, _DOMAINS.values())):
-    changed[indices] = change(x[indices], rng)
+    own = x[indices]
+    changed[indices] = strength * change(own, rng) + (1 - strength) * own
     domain[indices] = number
   return changed, domain

@@ -28,6 +28,7 @@ def load_dataset(
     class_names: Optional[Sequence[str]] = None,
     task: Optional[str] = None,
     encoding: Optional[table_encoding.TableEncoding] = None,
+    domain_strength: Optional[float] = None,
     **table: Any,
 ) -> dataset_lib.Dataset:
   """Loads a dataset into memory and checks it.
@@ -50,6 +51,8 @@ def load_dataset(
     encoding: For tables, how the columns of the training data of a model became
       features: the `table` of that dataset. Default: this dataset's training
       rows decide.
+    domain_strength: How much the domains of `digits_domains` differ, from 0 to
+      1, see `tff_bn.catalog.datasets.DOMAIN_STRENGTH`. Default: 1.
     **table: The options of tables (`csv:` and `parquet:`) by name, see
       `tff_bn.catalog.table_options`.
 
@@ -79,6 +82,13 @@ def load_dataset(
         raise ValueError(
             f'{option}={value} is for tables, but dataset={name} is none.'
         )
+  if domain_strength is not None:
+    datasets.DOMAIN_STRENGTH.check(domain_strength)
+    if not datasets.has_domain_strength(name):
+      raise ValueError(
+          f'domain_strength={domain_strength} is for digits_domains, but'
+          f' dataset={name} is another one.'
+      )
   labels.check_task(task)
   if image_size is not None and min(image_size) < 1:
     raise ValueError(
@@ -103,6 +113,7 @@ def load_dataset(
       task=task,
       is_part=class_names is not None,
       encoding=encoding,
+      domain_strength=domain_strength,
       **table,
   )
   return (
@@ -118,7 +129,7 @@ def load_resized(
     task: Optional[str],
     is_part: bool,
     encoding: Optional[table_encoding.TableEncoding] = None,
-    **table: Any,
+    **options: Any,
 ) -> dataset_lib.Dataset:
   """Loads a dataset and resizes its images, see `load_dataset`.
 
@@ -128,7 +139,7 @@ def load_resized(
     source = datasets.find(name)
   except ValueError as error:
     raise ValueError(f'dataset={name}: {error}') from error
-  values = {'data_dir': data_dir, 'image_size': image_size, **table}
+  values = {'data_dir': data_dir, 'image_size': image_size, **options}
   arguments: dict[str, Any] = {
       option.name: values.get(option.name) for option in source.options
   }

@@ -93,6 +93,7 @@ class FedTanWork(client_work.ClientWork):
     super().__init__(model, training, weights)
     self._kept_later: frozenset[int] = frozenset()
     if not moves_later:
+      self._moves = client_work.Moves.ONCE
       self._kept_later = frozenset(
           position for pair in weights.statistics for position in pair
       )

@@ -23,8 +23,7 @@ class Phase(NamedTuple):
   """A phase of the training.
 
   Attributes:
-    num_rounds: The number of rounds; `None` for the last phase, which does not
-      end.
+    num_rounds: The number of rounds; `None` for a last phase that does not end.
     computation: The computation of a round.
   """
 
@@ -34,6 +33,8 @@ class Phase(NamedTuple):
 
 class PhasedComputation(tff.Computation):
   """Runs the `next` of several algorithms, each for a number of rounds.
+
+  If the last phase ends, the first one follows it, and so on.
 
   It chooses by the number of finished rounds in the state,
   `state.client_work['round_num']`, so it needs a state with values and cannot
@@ -55,11 +56,23 @@ class PhasedComputation(tff.Computation):
 
   def phase_after(self, round_num: int) -> Phase:
     """Returns the phase of the round after `round_num` finished rounds."""
-    for phase in self.phases:
-      if phase.num_rounds is None or round_num < phase.num_rounds:
-        break
-      round_num -= phase.num_rounds
-    return phase
+    counts = self.rounds_of_phases(round_num)
+    next_counts = self.rounds_of_phases(round_num + 1)
+    changed = [after > before for before, after in zip(counts, next_counts)]
+    return self.phases[changed.index(True)]
+
+  def rounds_of_phases(self, num_rounds: int) -> list[int]:
+    """Returns how many of the first `num_rounds` rounds each phase has."""
+    lengths = [phase.num_rounds for phase in self.phases]
+    repetitions, rest = 0, num_rounds
+    if None not in lengths:
+      repetitions, rest = divmod(num_rounds, sum(filter(None, lengths)))
+    counts = []
+    for length in lengths:
+      count = rest if length is None else min(rest, length)
+      rest -= count
+      counts.append(count + repetitions * (length or 0))
+    return counts
 
   @override
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -93,15 +106,17 @@ def build_phased_process(
 ) -> Process:
   """Builds a process that runs several algorithms one after the other.
 
+  If the last phase ends, the first one follows it, and so on.
+
   Each algorithm continues with the states of the one before. The first
   algorithm initializes states, personalizes clients, and gets and sets model
   weights and hyperparameters.
 
   Args:
-    phases: For each algorithm the number of its rounds, `None` for the last,
-      and its process. The processes must have the same types, and a state with
-      the number of finished rounds, `client_work['round_num']`, as all
-      processes of `tff_bn.algorithms` have.
+    phases: For each algorithm the number of its rounds, and its process. The
+      number of the last one may be `None`: it does not end. The processes must
+      have the same types, and a state with the number of finished rounds,
+      `client_work['round_num']`, as all processes of `tff_bn.algorithms` have.
 
   Returns:
     The process; its `next` is a `PhasedComputation`.
@@ -109,18 +124,18 @@ def build_phased_process(
   Raises:
     TypeError: If the processes' types differ, or the state has no such number.
     ValueError: If there are no phases, a number of rounds is less than 1, or
-      the last one is not `None`.
+      one before the last is `None`.
   """
   if not phases:
     raise ValueError('phases is empty; give at least one process.')
-  *first_ones, (last_num_rounds, _) = phases
   num_rounds = [n for n, _ in phases]
-  if last_num_rounds is not None or any(
-      n is None or n < 1 for n, _ in first_ones
+  *first_ones, last_one = num_rounds
+  if None in first_ones or any(
+      n is not None and n < 1 for n in (*first_ones, last_one)
   ):
     raise ValueError(
         f'phases have the numbers of rounds {num_rounds}; each must be at least'
-        ' 1, and the last one must be None (no end).'
+        ' 1, and only the last one may be None (no end).'
     )
   processes = [process for _, process in phases]
   first = processes[0]

@@ -226,21 +226,19 @@ def _moving_phases(
   Phases that do not move them are left out; all phases, if one is unknown.
   """
   next_fn = process.next
-  phases: Sequence[Phase] = [Phase(None, next_fn)]
+  phased = PhasedComputation([Phase(None, next_fn)])
   if isinstance(next_fn, PhasedComputation):
-    phases = next_fn.phases
+    phased = next_fn
   found = []
-  for phase in phases:
+  for phase, length in zip(
+      phased.phases, phased.rounds_of_phases(num_rounds), strict=True
+  ):
     computation: Any = phase.computation
     if isinstance(computation, ShortRounds):
       computation = computation.full
     statistics = getattr(computation, 'statistics', None)
     if statistics is None:
       return []
-    length = num_rounds
-    if phase.num_rounds is not None:
-      length = min(length, phase.num_rounds)
-    num_rounds -= length
     if length and statistics.moves is not Moves.NEVER:
       found.append((statistics, length))
   return found

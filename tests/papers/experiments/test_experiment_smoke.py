@@ -116,6 +116,15 @@ def test_runs_are_short():
         # The small models have fewer channels.
         (dict(normalization='group32'), dict(normalization='group8')),
         (dict(normalization='layer'), dict(normalization='layer')),
+        # One step has no later ones whose statistics could be left out.
+        (
+            dict(local_steps='5', fedtan_statistics='first_step'),
+            dict(local_steps='1', fedtan_statistics=None),
+        ),
+        (
+            dict(fedtan_every='2', fedtan_statistics='first_step'),
+            dict(fedtan_every='2', fedtan_statistics='first_step'),
+        ),
         # Defaults are reduced, too.
         ({}, dict(local_steps='1', batch_size='8', model=None)),
         (dict(batch_size='2'), dict(batch_size='2')),

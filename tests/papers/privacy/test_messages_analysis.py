@@ -86,6 +86,12 @@ def test_kinds_of_rounds(tmp_path):
     assert f'\n{name.capitalize()}: 1 exchange; ' in result.markdown
 
 
+def test_rounds_between_those_of_fedtan(tmp_path):
+  result = _messages(tmp_path, '--algorithm=fedtan', '--fedtan_every=5')
+  assert '\nPhase 1: 10 exchanges; ' in result.markdown
+  assert '\nPhase 2: 1 exchange; ' in result.markdown
+
+
 @pytest.mark.parametrize(
     ('flags', 'message'),
     [

@@ -61,6 +61,19 @@ def test_data_dir_is_for_downloaded_data(dataset, is_downloaded, tmp_path):
   assert 'data_dir' not in overruled
 
 
+@pytest.mark.parametrize(
+    'dataset', ['digits', 'emnist', 'domains:a=digits_domains,b=digits']
+)
+def test_domain_strength_is_for_digits_domains(dataset):
+  flag = '--domain_strength=0.5'
+  texts = _texts('--dataset=digits_domains', flag)
+  assert texts['domain_strength'] == '0.5'
+  message = f'{flag} has no effect with --dataset={dataset}; it is for digits_d'
+  with pytest.raises(ValueError, match=re.escape(message)):
+    _texts(f'--dataset={dataset}', flag)
+  assert 'domain_strength' not in _texts(f'--dataset={dataset}')
+
+
 def test_paths_of_domains_do_not_depend_on_the_working_folder(
     tmp_path, monkeypatch
 ):

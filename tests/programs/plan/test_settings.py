@@ -131,8 +131,13 @@ _SETTINGS = """
 --algorithm=fedtan
     moments=two_pass statistics=naive server_optimizer=sgd
     client_weighting=num_examples sync_rounds= after_sync_factor=
+--algorithm=fedtan --local_steps=1
+    fedtan_statistics= fedtan_every=1
+--algorithm=fedtan --local_steps=1 --fedtan_every=2
+    fedtan_statistics=all_steps fedtan_every=2
 --algorithm=fedtan_ii
     moments=two_pass statistics=naive sync_rounds=12 after_sync_factor=0.1
+    fedtan_statistics=all_steps fedtan_every=
 --algorithm=fedtan_ii --rounds=10000
     sync_rounds=2000
 --algorithm=fedtan_ii --rounds=2
@@ -485,6 +490,16 @@ _CONTRADICTIONS = """
     --moments=fused has no effect with --algorithm=fedavg; it is for fedtan,
 --algorithm=fedtan --sync_rounds=5
     --sync_rounds=5 has no effect with --algorithm=fedtan; it is for
+--algorithm=fedtan_ii --fedtan_every=2
+    --fedtan_every=2 has no effect with --algorithm=fedtan_ii; it is for fedtan,
+    fedtan_forward_only
+--algorithm=fedtan --fedtan_every=0
+    --fedtan_every=0
+--algorithm=fedtan --local_steps=1 --fedtan_statistics=first_step
+    --fedtan_statistics=first_step has no effect with --local_steps=1, unless
+    --fedtan_every is at least 2
+--algorithm=fedtan_ii --local_steps=1 --fedtan_statistics=first_step
+    --fedtan_statistics=first_step has no effect with --local_steps=1
 --algorithm=fedtan_ii --rounds=20 --sync_rounds=20
     --sync_rounds=20 leaves no round in which the BN statistics of fedtan_ii
 --algorithm=fedtan_ii --rounds=1

@@ -89,6 +89,21 @@ def test_what_differs_is_built_again(counted, sweep, loads, splits, models):
   assert (built[0].data is built[1].data) == (splits == 1)
 
 
+def test_domains_of_another_strength_are_loaded_again(counted):
+  builder = jobs.Builder()
+  images = [
+      builder.data(settings).dataset.x_train
+      for settings in _runs(
+          '--dataset=digits_domains',
+          '--split=domains',
+          '--num_clients=5',
+          '--sweep=domain_strength=0,1',
+      )
+  ]
+  assert counted['load'] == 2
+  assert (images[0] != images[-1]).any()
+
+
 def test_seeds_have_own_splits_and_models(counted):
   builder = jobs.Builder()
   for settings in _runs('--algorithms=fedavg', '--seeds=0,1'):
