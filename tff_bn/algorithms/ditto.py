@@ -5,7 +5,6 @@ Personalization, ICML 2021, algorithm 1.
 """
 
 import collections
-from collections.abc import Mapping, Sequence
 import functools
 from typing import Any, Optional
 
@@ -19,8 +18,8 @@ from tff_bn.clients import client_work
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_training import LocalTraining
-from tff_bn.clients.local_training import LocalTrainingWork
 from tff_bn.clients.local_training_config import LocalTrainingConfig
+from tff_bn.clients.personal_model import PersonalModelWork
 from tff_bn.common import client_batches
 from tff_bn.common import numerics
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -78,10 +77,8 @@ def build_ditto(
   )
 
 
-class _Ditto(LocalTrainingWork):
+class _Ditto(PersonalModelWork):
   """Training of the server's model, and of the client's personal model."""
-
-  has_client_models = True
 
   def __init__(
       self,
@@ -97,33 +94,6 @@ class _Ditto(LocalTrainingWork):
     self._personal_training = LocalTraining(
         model, config, correction=self._term
     )
-    self._names = {
-        p: f'personal_{model.variables[p].name}' for p in weights.positions
-    }
-
-  def initial_client_state(
-      self, values: Sequence[Any]
-  ) -> collections.OrderedDict[str, Any]:
-    """Returns the server's model as the personal one."""
-    return collections.OrderedDict(
-        super().initial_client_state(values), **self._personal(values)
-    )
-
-  def _personal(
-      self, values: Sequence[Any]
-  ) -> collections.OrderedDict[str, Any]:
-    return collections.OrderedDict(
-        (name, values[position]) for position, name in self._names.items()
-    )
-
-  def client_model(
-      self, values: Sequence[Any], client_state: Mapping[str, Any]
-  ) -> Sequence[Any]:
-    """Returns the personal model."""
-    personal = list(values)
-    for position, name in self._names.items():
-      personal[position] = client_state[name]
-    return personal
 
   def _report(
       self,

@@ -23,8 +23,8 @@ from tff_bn.catalog import algorithms
 from tff_bn.clients import client_work
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_step import LocalResult
-from tff_bn.clients.local_training import LocalTrainingWork
 from tff_bn.clients.local_training_config import LocalTrainingConfig
+from tff_bn.clients.personal_model import PersonalModelWork
 from tff_bn.common import client_batches
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import FEDBN
@@ -121,10 +121,9 @@ def build_fed_ap(
   )
 
 
-class _FedAP(LocalTrainingWork):
+class _FedAP(PersonalModelWork):
   """Training of a client's own model, and the averages of the models."""
 
-  has_client_models = True
   has_client_number = True
 
   def __init__(
@@ -140,9 +139,6 @@ class _FedAP(LocalTrainingWork):
     super().__init__(model, config, weights, correction)
     self._own_share = own_share
     self._num_fedbn_rounds = num_fedbn_rounds
-    self._names = {
-        p: f'personal_{model.variables[p].name}' for p in weights.positions
-    }
     self._statistics = weights.local_statistics
     self._dtype = model.variables[self._statistics[0][0]].dtype
     # The number of the layer of each entry of a vector of statistics.
@@ -154,10 +150,9 @@ class _FedAP(LocalTrainingWork):
   def initial_client_state(
       self, values: Sequence[Any]
   ) -> collections.OrderedDict[str, Any]:
-    """Returns the server's model as the client's, which has no number yet."""
+    """Returns the state of a client that has no number yet."""
     return collections.OrderedDict(
         super().initial_client_state(values),
-        **self._personal(values),
         **{
             _NUMBER: tf.constant(-1),
             _STATISTICS: tf.zeros([len(self._layers)], self._dtype),
@@ -177,22 +172,6 @@ class _FedAP(LocalTrainingWork):
     return collections.OrderedDict(
         client_state, **{_NUMBER: tf.constant(client_number).numpy()}
     )
-
-  def _personal(
-      self, values: Sequence[Any]
-  ) -> collections.OrderedDict[str, Any]:
-    return collections.OrderedDict(
-        (name, values[position]) for position, name in self._names.items()
-    )
-
-  def client_model(
-      self, values: Sequence[Any], client_state: Mapping[str, Any]
-  ) -> Sequence[Any]:
-    """Returns the client's own model."""
-    personal = list(values)
-    for position, name in self._names.items():
-      personal[position] = client_state[name]
-    return personal
 
   def _train(
       self,
