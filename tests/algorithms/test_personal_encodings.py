@@ -272,7 +272,10 @@ def test_all_encodings_are_shared_by_default(toy):
     weights.append(process.get_model_weights(training.state))
   # Without phases, all clients have the server's model.
   process = algorithms.build_fed_avg(_model(toy, 1.0), _SGD(0.1))
-  training = client_rounds.run(process, _datasets(toy), 1)
+  data = _datasets(toy)
+  training = client_rounds.Training(process, len(data))
+  training.clients = [process.initialize_client(training.state)] * len(data)
+  training.next_round(data)
   found = process.get_model_weights(training.state)
   assert found.non_trainable.pop() == 0
   for part, other, own in zip(*weights, found, strict=True):
