@@ -43,9 +43,9 @@ def test_rows_say_what_they_are_about(tmp_path):
     assert row['rounds'] == '7'
     assert row['dataset'] == 'digits_domains'
     # The scaling is always that of the run.
-    assert (
-        row['data_flags']
-        == '--split=dirichlet --num_clients=10 --dirichlet_alpha=0.5'
+    assert row['data_flags'] == (
+        '--domain_strength=1.0 --split=dirichlet --num_clients=10'
+        ' --dirichlet_alpha=0.5'
     )
     assert row['statistics'] == 'saved'
   assert [row['client'] for row in written] == ['', 'client_0']
