@@ -170,9 +170,25 @@ def test_result_of_the_digits_scale(page, lines, expected):
   )
 
   link = f'../{page.folder}/fedtan_table_1.md'
-  assert _row(text)[5] == f'[result]({link})'
-  end = text.partition('## Results at the digits scale\n')[2]
+  assert _row(text)[5] == f'[digits]({link})'
+  end = text.partition('## Results\n')[2]
   shown = [lines[0], *(lines[1 + number] for number in expected)]
   assert end.partition('\n- ')[2] == f'[`fedtan/table_1`]({link})\n' + ''.join(
       f'    - {line}\n' for line in shown
+  )
+
+
+def test_results_at_two_scales(page, tmp_path):
+  (tmp_path / 'fedtan_table_1_fashion.md').write_text('# A\n\n- Result: b.\n')
+  text = page(
+      _TOML + '[fashion.flags]\ndataset = "fashion_mnist"\n',
+      result='# A\n\n- Result: a.\n',
+  )
+
+  digits = f'../{page.folder}/fedtan_table_1.md'
+  fashion = f'../{page.folder}/fedtan_table_1_fashion.md'
+  assert _row(text)[5] == f'[digits]({digits}), [fashion]({fashion})'
+  assert text.endswith(
+      f'- [`fedtan/table_1`]({digits})\n    - Result: a.\n'
+      f'- [`fedtan/table_1`]({fashion}), `--scale=fashion`\n    - Result: b.\n'
   )
