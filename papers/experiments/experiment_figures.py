@@ -235,7 +235,7 @@ def _lines_or_bars(
     axes.set_xticks(positions, labels)
     axes.xaxis.set_minor_locator(ticker.NullLocator())
   if max(map(len, labels), default=0) * len(labels) > 40:
-    axes.tick_params('x', rotation=30)
+    _tilt_labels(axes)
   axes.set_xlabel(', '.join(show.x))
 
 
@@ -249,6 +249,12 @@ def _draw_paper(
     axes.plot(
         x, _means(paper), label=_PAPER, markersize=12, linewidth=1.2, **style
     )
+
+
+def _tilt_labels(axes: mpl_axes.Axes) -> None:
+  """Tilts the labels below a plot, each with its end at its tick."""
+  for label in axes.get_xticklabels():
+    label.set(rotation=40, horizontalalignment='right')
 
 
 def _positions(labels: Sequence[str]) -> tuple[np.ndarray, bool]:
@@ -366,8 +372,6 @@ def _label_matrix(
   axes.set_xticks(range(len(columns)), columns)
   axes.set_yticks(range(len(rows)), rows)
   if max(map(len, columns), default=0) > 8:
-    axes.tick_params('x', rotation=40)
-    for label in axes.get_xticklabels():
-      label.set_horizontalalignment('right')
+    _tilt_labels(axes)
   axes.set_xlabel(', '.join(show.columns))
   axes.set_ylabel(', '.join(show.rows))
