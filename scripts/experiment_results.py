@@ -44,7 +44,10 @@ def keep(name: str, scale: str, output: pathlib.Path) -> None:
     plot = output / link['plot']
     copied = path.with_name(f'{path.stem}_{plot.name}')
     with Image.open(plot) as image, files.replacing(copied) as temporary:
-      reduced = image.convert('RGB').quantize(_NUM_COLORS)
+      # Other methods merge the colors of lines that others hide.
+      reduced = image.convert('RGB').quantize(
+          _NUM_COLORS, Image.Quantize.MAXCOVERAGE
+      )
       reduced.save(temporary, format='png', optimize=True)
     return f'![{link["title"]}]({copied.name})'
 
