@@ -401,7 +401,7 @@ def _to_text(table: toml_table.Table, name: str, value: Any) -> str:
 
 
 def _points(table: toml_table.Table, name: str) -> toml_table.Table:
-  """Returns an axis's points, possibly those of another experiment's axis."""
+  """Returns an axis's points; a file may take them from another experiment."""
   if not isinstance(table.values[name], str):
     return table.table(name)
   other = table.text(name)

@@ -2,8 +2,8 @@
 
 Lu, Wang, Chen, Qin, Xu, Dimitriadis, Qin, Personalized Federated Learning with
 Adaptive Batchnorm for Healthcare, IEEE Transactions on Big Data 2022,
-arXiv:2112.00734. The equations are those of the authors' code, of which the
-text was not to be had beyond its abstract.
+arXiv:2112.00734. Of the paper, only the abstract was available to us. The
+equations are from the authors' code, github.com/microsoft/PersonalizedFL.
 """
 
 import collections
@@ -68,12 +68,12 @@ def build_fed_ap(
 
       √(Σ (mean_i - mean_j)² + Σ (deviation_i - deviation_j)²).
 
-  The statistics are those of the clients' batch normalization layers after
-  `fedap_fedbn_rounds` rounds of FedBN, in which all clients get the mean of
-  the models. They stay as they are from then on. A client that comes later is
-  compared by the statistics after its first round.
-  (The authors compare statistics of a model that was trained before on other
-  data, and say that rounds of FedBN can take its place.)
+  Training starts with `fedap_fedbn_rounds` rounds of FedBN, in which all
+  clients get the mean of the models. The distances compare the clients' running
+  statistics after these rounds, which are kept for all later rounds. A client
+  that comes later is compared by its statistics after its first round. The
+  authors' code has no such rounds: it compares statistics of a model that was
+  trained on other data before.
 
   The server's model, with which a new client starts, is the mean of the
   clients' models before they are averaged for the clients.
@@ -252,13 +252,9 @@ class _FedAP(PersonalModelWork):
           found=tf.reduce_any(is_own),
       )
 
-    @tff.federated_computation
-    def number_of_keys():
-      return tff.federated_value(_MAX_CLIENTS, tff.SERVER)
-
     selected = tff.federated_select(
         tff.federated_map(key_of, client_states),
-        number_of_keys(),
+        tff.federated_value(_MAX_CLIENTS, tff.SERVER),
         averages,
         average_of,
     )

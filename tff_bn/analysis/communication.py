@@ -16,9 +16,8 @@ from typing import Any, NamedTuple, Optional, Union
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.processes import phased_process
 from tff_bn.processes import stateful_process
-from tff_bn.processes.phased_process import Phase
-from tff_bn.processes.phased_process import PhasedComputation
 from tff_bn.processes.short_rounds import ShortRounds
 from tff_bn.processes.stateful_process import Process
 from tff_bn.runtime import element_structure
@@ -248,7 +247,7 @@ def kinds_of_rounds(process: Process) -> list[Round]:
     The rounds of each phase in order, full ones before short ones.
   """
   kinds = []
-  phases = _phases(process).phases
+  phases = phased_process.phases_of(process).phases
   for number, (_, computation) in enumerate(phases, start=1):
     title = f'phase {number}' if len(phases) > 1 else ''
     if not isinstance(computation, ShortRounds):
@@ -260,12 +259,6 @@ def kinds_of_rounds(process: Process) -> list[Round]:
     ):
       kinds.append(Round(f'{title}, {name}' if title else name, part))
   return kinds
-
-
-def _phases(process: Process) -> PhasedComputation:
-  if isinstance(process.next, PhasedComputation):
-    return process.next
-  return PhasedComputation([Phase(None, process.next)])
 
 
 class ProcessTraffic:
@@ -281,7 +274,7 @@ class ProcessTraffic:
       TypeError: If it is no process.
     """
     stateful_process.check_process(process)
-    self._phases = _phases(process)
+    self._phases = phased_process.phases_of(process)
     self._traffic: dict[int, Traffic] = {}  # By the computation's id.
 
   def until(

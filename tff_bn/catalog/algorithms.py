@@ -290,7 +290,7 @@ FEDTAN_EVERY = _own_option(
     value_types.POSITIVE_INTEGER,
     lambda: (
         f'{", ".join(users("fedtan_every"))}: synchronizes the rounds 1, n + 1,'
-        ' 2n + 1, … for this number n. The rounds between are those of fedavg;'
+        ' 2n + 1, … for this number n. All others are rounds of fedavg;'
         ' with --fedtan_statistics=first_step, they do not move the running BN'
         ' statistics'
     ),
@@ -780,6 +780,11 @@ _FBN = (
     FBN_BACKWARD,
     FBN_BACKWARD_RESTART,
 )
+_FEDTAN_OPTIONS = (
+    *_SERVER,
+    *_SHARED,
+    *(MOMENTS, FEDTAN_STATISTICS, FEDTAN_EVERY, rules.EXCHANGE_AGGREGATOR),
+)
 _FEDTAN: dict[str, Any] = dict(
     needs=_FEDTAN_NEEDS,
     no_drift=FIRST_STEP,
@@ -920,28 +925,14 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         'the first local step of a round uses the BN statistics of all clients'
         ' together, and their gradients',
         f'{_ROOM}.fedtan:build_fedtan',
-        _SERVER
-        + _SHARED
-        + (
-            MOMENTS,
-            FEDTAN_STATISTICS,
-            FEDTAN_EVERY,
-            rules.EXCHANGE_AGGREGATOR,
-        ),
+        _FEDTAN_OPTIONS,
         **_FEDTAN,
     ),
     Algorithm(
         'fedtan_forward_only',
         'fedtan without the exchange of the gradients',
         f'{_ROOM}.fedtan:build_fedtan',
-        _SERVER
-        + _SHARED
-        + (
-            MOMENTS,
-            FEDTAN_STATISTICS,
-            FEDTAN_EVERY,
-            rules.EXCHANGE_AGGREGATOR,
-        ),
+        _FEDTAN_OPTIONS,
         arguments={'synchronize': 'forward'},
         **_FEDTAN,
     ),

@@ -101,6 +101,13 @@ class PhasedComputation(tff.Computation):
     return hash(self.phases)
 
 
+def phases_of(process: Process) -> PhasedComputation:
+  """Returns the phases of a process; one without an end if it has none."""
+  if isinstance(process.next, PhasedComputation):
+    return process.next
+  return PhasedComputation([Phase(None, process.next)])
+
+
 def build_phased_process(
     phases: Sequence[tuple[Optional[int], Process]],
 ) -> Process:

@@ -70,11 +70,15 @@ class Node:
     self.location = location
     self.inputs = tuple(inputs)
     self.level: int = max((leaf.node.level for leaf in self.inputs), default=0)
-    self.outputs = tuple(
-        Leaf(self, leaf_type, name)
-        for leaf_type, name in zip(
-            element_structure.leaf_types(output_type),
-            element_structure.leaf_names(output_type, name),
+    self.outputs = self._leaves(output_type, name)
+
+  def _leaves(self, type_spec: tff.Type, name: str = '') -> tuple[Leaf, ...]:
+    """Returns new leaves of the node, for a value of a type."""
+    return tuple(
+        Leaf(self, leaf_type, leaf_name)
+        for leaf_type, leaf_name in zip(
+            element_structure.leaf_types(type_spec),
+            element_structure.leaf_names(type_spec, name),
             strict=True,
         )
     )
@@ -121,14 +125,7 @@ class Selection(Operation):
       slices_type: tff.Type,
   ):
     super().__init__(trace, Location.CLIENTS, inputs, output_type)
-    self.slices = tuple(
-        Leaf(self, leaf_type, name)
-        for leaf_type, name in zip(
-            element_structure.leaf_types(slices_type),
-            element_structure.leaf_names(slices_type),
-            strict=True,
-        )
-    )
+    self.slices = self._leaves(slices_type)
 
 
 class Fold(Node):

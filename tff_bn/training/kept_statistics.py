@@ -25,8 +25,7 @@ from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.layers import discovery
 from tff_bn.layers.hybrid_batch_normalization import HybridBatchNormalization
-from tff_bn.processes.phased_process import Phase
-from tff_bn.processes.phased_process import PhasedComputation
+from tff_bn.processes import phased_process
 from tff_bn.processes.short_rounds import ShortRounds
 from tff_bn.processes.stateful_process import Process
 from tff_bn.training.training_config import TrainingConfig
@@ -225,10 +224,7 @@ def _moving_phases(
 
   Phases that do not move them are left out; all phases, if one is unknown.
   """
-  next_fn = process.next
-  phased = PhasedComputation([Phase(None, next_fn)])
-  if isinstance(next_fn, PhasedComputation):
-    phased = next_fn
+  phased = phased_process.phases_of(process)
   found = []
   for phase, length in zip(
       phased.phases, phased.rounds_of_phases(num_rounds), strict=True
