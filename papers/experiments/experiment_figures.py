@@ -103,6 +103,11 @@ def _styles(
           if pair in algorithms
       },
   )
+  if show.kind == 'bars' and len({s['color'] for s in styles.values()}) < len(
+      lines
+  ):
+    # Bars have no dashes, by which the lines of one algorithm differ.
+    styles = line_styles.choose(list(map(str, lines)))
   return {line: styles[str(line)] for line in lines}
 
 

@@ -266,3 +266,24 @@ def test_the_papers_final_numbers_are_lines_across_curves(
       (_value({'method': 'b'}, column) + 1) / factor
   )
   assert axes.lines[1].get_color() == axes.lines[0].get_color()
+
+
+def test_bars_of_an_algorithm_with_different_corrections_differ():
+  show = paper_form.Show(
+      'bars', x=('data',), lines=('method',), value=('test_accuracy',)
+  )
+  varied = [
+      axes_lib.Axis(
+          'method',
+          (
+              axes_lib.Point('a', {'algorithm': 'fedbn'}),
+              axes_lib.Point('b', {'algorithm': 'fedbn+fedprox'}),
+          ),
+      )
+  ]
+  drawing = experiment_figures.draw(
+      _numbers(show, with_paper=False), show, (), 'A title', varied
+  )
+  (legend,) = drawing.legends
+  first, second = (patch.get_facecolor() for patch in legend.get_patches())
+  assert first != second
