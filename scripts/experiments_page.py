@@ -37,6 +37,7 @@ _PAPERS = {
 _NUM_TRAIN = {
     'mnist': 60_000,
     'fashion_mnist': 60_000,
+    'fashion_mnist_domains': 60_000,
     'femnist': 671_585,
     'svhn_cropped': 73_257,
     'cifar10': 50_000,
@@ -47,6 +48,10 @@ _NUM_TRAIN = {
     'synth_digits': 391_162,
     'mnist_m': 60_000,
 }
+_FASHION_MNIST = (
+    "Debian's package dataset-fashion-mnist, or downloaded by TensorFlow"
+    ' Datasets'
+)
 _SCALES = '\n'.join(
     f'| `--scale={scale}` | {text}'
     + (' (default) |' if scale == experiment_files.PAPER else ' |')
@@ -120,9 +125,11 @@ def _how_to_get(dataset: str) -> str:
         'digits_domains': 'made from the digits of scikit-learn',
         'fedbn_synthetic': 'generated',
         'discs': 'generated',
+        'fashion_mnist': _FASHION_MNIST,
+        'fashion_mnist_domains': f'made from `fashion_mnist`: {_FASHION_MNIST}',
         'femnist': 'downloaded by TensorFlow Federated',
         'emnist': 'downloaded by TensorFlow Federated',
-    }.get(dataset, 'a file in the working folder')
+    }[dataset]
   return {
       'tfds': 'downloaded by TensorFlow Datasets, into `--data_dir`',
       'folder': 'images that you put into `train/LABEL/` and `test/LABEL/` of'

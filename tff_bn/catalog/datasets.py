@@ -250,10 +250,13 @@ IMAGE_SIZE = Option(
     default_text="the images' own size",
 )
 
+# The datasets whose domains are made from images that look alike.
+MADE_DOMAINS = 'digits_domains and fashion_mnist_domains'
+
 DOMAIN_STRENGTH = Option(
     'domain_strength',
     value_types.SHARE,
-    'How much the domains of digits_domains differ: s·c + (1 - s)·x for this'
+    f'How much the domains of {MADE_DOMAINS} differ: s·c + (1 - s)·x for this'
     ' number s, the plain image x and the image c of the domain. 0: all images'
     ' are plain; 0.5: inverted images are uniformly grey',
     1.0,
@@ -262,7 +265,7 @@ DOMAIN_STRENGTH = Option(
         Condition(
             'dataset',
             lambda options: has_domain_strength(options.dataset),
-            'has no effect with --dataset={}; it is for digits_domains',
+            f'has no effect with --dataset={{}}; it is for {MADE_DOMAINS}',
         ),
     ),
 )
@@ -306,6 +309,14 @@ DATASETS: Parts[Source] = Parts(
         ' dataset-fashion-mnist or TensorFlow Datasets',
         f'{_ROOM}.fashion_mnist:load_fashion_mnist',
         (DATA_DIR,),
+    ),
+    Source(
+        'fashion_mnist_domains',
+        'the same pictures in the five domains of digits_domains; the domains'
+        ' have 1.3 to 66 % of them',
+        f'{_ROOM}.fashion_mnist:load_fashion_mnist_domains',
+        (DATA_DIR, DOMAIN_STRENGTH),
+        has_domains=True,
     ),
     Source(
         'fedbn_synthetic',

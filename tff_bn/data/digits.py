@@ -1,21 +1,14 @@
-"""scikit-learn's handwritten digits: real data without a download.
-
-In five domains of different appearance, they stand in for the benchmark of the
-FedBN paper (Li et al., ICLR 2021, section 5.1: SVHN, USPS, SynthDigits, MNIST-M
-and MNIST): the domains look different and share the labels, the label
-distribution and the size.
-"""
+"""scikit-learn's handwritten digits: real data without a download."""
 
 import dataclasses
 from typing import Optional
 
 import numpy as np
-from scipy import ndimage
 from sklearn import datasets
 from sklearn import model_selection
 
-from tff_bn.catalog import datasets as catalog
 from tff_bn.common import seeding
+from tff_bn.data import appearances
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import label_shares
 
@@ -46,45 +39,6 @@ def load_digits() -> dataset_lib.Dataset:
   )
 
 
-def _plain(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  del rng  # Unused.
-  return x
-
-
-def _inverted(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  del rng  # Unused.
-  return 1 - x
-
-
-def _low_contrast(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  del rng  # Unused.
-  return 0.4 + 0.2 * x
-
-
-def _noisy_background(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  # The darker a pixel is, the less noise it gets.
-  return x + (1 - x) * rng.uniform(0, 0.7, x.shape)
-
-
-def _blurred_shifted(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  del rng  # Unused.
-  blurred = ndimage.gaussian_filter(x, (0, 0.7, 0.7, 0), mode='constant')
-  shifted = np.zeros_like(blurred)
-  # One pixel down and to the right.
-  shifted[:, 1:, 1:] = blurred[:, :-1, :-1]
-  return shifted
-
-
-# Name -> function of images [n, 8, 8, 1] in [0, 1] and a generator.
-_DOMAINS = {
-    'plain': _plain,
-    'inverted': _inverted,
-    'low_contrast': _low_contrast,
-    'noisy_background': _noisy_background,
-    'blurred_shifted': _blurred_shifted,
-}
-
-
 def load_digits_domains(
     domain_strength: Optional[float] = None,
 ) -> dataset_lib.Dataset:
@@ -101,15 +55,19 @@ def load_digits_domains(
     belongs to one domain. The strength changes the images only, not their
     domains.
   """
-  strength = catalog.DOMAIN_STRENGTH.default
-  if domain_strength is not None:
-    strength = domain_strength
   plain = load_digits()
   rng = seeding.generator(None, _DOMAIN_SEED)
-  x_train, domain_train = _to_domains(
-      plain.x_train, plain.y_train, strength, rng
-  )
-  x_test, domain_test = _to_domains(plain.x_test, plain.y_test, strength, rng)
+  num_domains = len(appearances.NAMES)
+  shown = [
+      appearances.show(
+          x,
+          label_shares.deal_by_label(y, num_domains, rng),
+          domain_strength,
+          rng,
+      )
+      for x, y in ((plain.x_train, plain.y_train), (plain.x_test, plain.y_test))
+  ]
+  (x_train, domain_train), (x_test, domain_test) = shown
   return dataclasses.replace(
       plain,
       name='digits_domains',
@@ -117,19 +75,5 @@ def load_digits_domains(
       x_test=x_test,
       domain_train=domain_train,
       domain_test=domain_test,
-      domain_names=tuple(_DOMAINS),
+      domain_names=appearances.NAMES,
   )
-
-
-def _to_domains(
-    x: np.ndarray, y: np.ndarray, strength: float, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns each image as one of the domains shows it, and its domain."""
-  changed = np.empty_like(x)
-  domain: np.ndarray = np.empty(len(x), np.int32)
-  parts = label_shares.deal_by_label(y, len(_DOMAINS), rng)
-  for number, (indices, change) in enumerate(zip(parts, _DOMAINS.values())):
-    own = x[indices]
-    changed[indices] = strength * change(own, rng) + (1 - strength) * own
-    domain[indices] = number
-  return changed, domain

@@ -4,12 +4,18 @@ Xiao, Rasul, Vollgraf, Fashion-MNIST: a Novel Image Dataset for Benchmarking
 Machine Learning Algorithms, 2017, arXiv:1708.07747.
 """
 
+from collections.abc import Sequence
 import dataclasses
 from typing import Optional
 
+import numpy as np
+
 from tff_bn.catalog import datasets
+from tff_bn.common import seeding
+from tff_bn.data import appearances
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import idx_files
+from tff_bn.data import label_shares
 
 _DEBIAN_PACKAGE = 'dataset-fashion-mnist'
 _DEBIAN_FOLDER = '/usr/share/datasets/fashion-mnist'
@@ -26,6 +32,17 @@ _CLASS_NAMES = (
     'Bag',
     'Ankle boot',
 )
+_DOMAIN_SEED = 0
+# Training images of MNIST, SVHN, USPS, SynthDigits and MNIST-M in appendix E.6
+# of the FedBN paper (Li et al., ICLR 2021), table 15.
+_DOMAIN_SIZES = {
+    'plain': 5600,
+    'inverted': 7943,
+    'low_contrast': 743,
+    'noisy_background': 39116,
+    'blurred_shifted': 5600,
+}
+_WHITE = 255
 
 
 def load_fashion_mnist(data_dir: Optional[str] = None) -> dataset_lib.Dataset:
@@ -62,6 +79,59 @@ def load_fashion_mnist(data_dir: Optional[str] = None) -> dataset_lib.Dataset:
         f' IDX files ({given}); {_DEBIAN_FOLDER}, where `apt-get install'
         f' {_DEBIAN_PACKAGE}` puts them; TensorFlow Datasets ({error})'
     ) from error
+
+
+def load_fashion_mnist_domains(
+    data_dir: Optional[str] = None, domain_strength: Optional[float] = None
+) -> dataset_lib.Dataset:
+  """Loads Fashion-MNIST, each image in one of five domains of unequal size.
+
+  Args:
+    data_dir: See `load_fashion_mnist`.
+    domain_strength: How much the domains differ, see
+      `tff_bn.catalog.datasets.DOMAIN_STRENGTH`.
+
+  Returns:
+    The data of `load_fashion_mnist` in the domains of `appearances`. The
+    numbers of training images are to each other as those of table 15 in the
+    FedBN paper, 743 to 39,116. A domain has a fifth of the test images, with
+    as many of each class as the others (up to one).
+
+  Raises:
+    ValueError: See `load_fashion_mnist`.
+  """
+  plain = load_fashion_mnist(data_dir)
+  rng = seeding.generator(None, _DOMAIN_SEED)
+
+  num_train = len(plain.x_train)
+  ends = np.cumsum([_DOMAIN_SIZES[name] for name in appearances.NAMES])
+  ends = np.rint(num_train * ends / ends[-1]).astype(np.int64)
+  parts = np.split(rng.permutation(num_train), ends[:-1])
+  x_train, domain_train = _shown(plain.x_train, parts, domain_strength, rng)
+
+  parts = label_shares.deal_by_label(plain.y_test, len(appearances.NAMES), rng)
+  x_test, domain_test = _shown(plain.x_test, parts, domain_strength, rng)
+  return dataclasses.replace(
+      plain,
+      name='fashion_mnist_domains',
+      x_train=x_train,
+      x_test=x_test,
+      domain_train=domain_train,
+      domain_test=domain_test,
+      domain_names=appearances.NAMES,
+  )
+
+
+def _shown(
+    x: np.ndarray,
+    parts: Sequence[np.ndarray],
+    strength: Optional[float],
+    rng: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns `appearances.show` of uint8 images, which stay uint8."""
+  unit = x.astype(np.float32) / _WHITE
+  shown, domain = appearances.show(unit, parts, strength, rng)
+  return np.rint(shown * _WHITE).astype(np.uint8), domain
 
 
 def _named(name: str, dataset: dataset_lib.Dataset) -> dataset_lib.Dataset:

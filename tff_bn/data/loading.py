@@ -51,8 +51,9 @@ def load_dataset(
     encoding: For tables, how the columns of the training data of a model became
       features: the `table` of that dataset. Default: this dataset's training
       rows decide.
-    domain_strength: How much the domains of `digits_domains` differ, from 0 to
-      1, see `tff_bn.catalog.datasets.DOMAIN_STRENGTH`. Default: 1.
+    domain_strength: How much the domains of `digits_domains` and
+      `fashion_mnist_domains` differ, from 0 to 1, see
+      `tff_bn.catalog.datasets.DOMAIN_STRENGTH`. Default: 1.
     **table: The options of tables (`csv:` and `parquet:`) by name, see
       `tff_bn.catalog.table_options`.
 
@@ -86,8 +87,8 @@ def load_dataset(
     datasets.DOMAIN_STRENGTH.check(domain_strength)
     if not datasets.has_domain_strength(name):
       raise ValueError(
-          f'domain_strength={domain_strength} is for digits_domains, but'
-          f' dataset={name} is another one.'
+          f'domain_strength={domain_strength} is for {datasets.MADE_DOMAINS},'
+          f' but dataset={name} is another one.'
       )
   labels.check_task(task)
   if image_size is not None and min(image_size) < 1:
