@@ -200,3 +200,12 @@ def test_a_model_without_batch_normalization_is_refused(toy):
 def test_other_optimizers_are_refused():
   with pytest.raises(ValueError, match='BN-SCAFFOLD.*plain SGD'):
     _process(momentum=0.9)
+
+
+def test_too_many_clients_in_a_round_are_refused(toy):
+  _, process = _process(num_clients=2)
+  state = process.initialize()
+  new = process.initialize_client(state)
+  data = [toy.dataset(8, seed) for seed in range(3)]
+  with pytest.raises(Exception, match='BN-SCAFFOLD got num_clients=2, but'):
+    process.next(state, [new] * 3, data)

@@ -142,6 +142,8 @@ class BoundBnScaffold(scaffold.ControlVariates):
   because the pooled variance is a difference of them.
   """
 
+  algorithm = _NAME
+
   def __init__(
       self,
       model: BatchNormModel,

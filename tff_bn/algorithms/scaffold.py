@@ -27,6 +27,8 @@ from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 __all__ = ['Scaffold', 'build_scaffold']
 
+_NAME = 'SCAFFOLD'
+
 
 def build_scaffold(
     model: BatchNormModel,
@@ -120,7 +122,7 @@ class Scaffold(drift_correction.DriftCorrection):
       client_optimizer: tff.learning.optimizers.Optimizer,
   ) -> 'ControlVariates':
     """See the base class."""
-    check_optimizer('SCAFFOLD', client_optimizer)
+    check_optimizer(_NAME, client_optimizer)
     return ControlVariates(model, weights, self.num_clients)
 
 
@@ -148,9 +150,11 @@ class ControlVariates(drift_correction.BoundCorrection):
     names: The names of the control variates in the states.
     rate_sum: The sum of the learning rates in a round.
     part: The name of the clients' changes in their updates.
+    algorithm: The algorithm's name in errors.
   """
 
   part = 'control_variates'
+  algorithm = _NAME
 
   def __init__(
       self,
@@ -158,7 +162,7 @@ class ControlVariates(drift_correction.BoundCorrection):
       weights: SharedWeights,
       num_clients: Optional[int],
   ):
-    drift_correction.check_shares(model, weights, 'SCAFFOLD')
+    drift_correction.check_shares(model, weights, self.algorithm)
     self.num_clients = num_clients
     self.positions = weights.trainable
     self.names = [
@@ -271,5 +275,5 @@ class ControlVariates(drift_correction.BoundCorrection):
       total: See `next_server_state`.
     """
     return drift_correction.num_all_clients(
-        'SCAFFOLD', self.num_clients, total['num_clients']
+        self.algorithm, self.num_clients, total['num_clients']
     )
