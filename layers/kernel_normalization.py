@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 _PADDINGS = ('valid', 'same')
+_INFERENCE_SEED = 0
 
 
 @keras.saving.register_keras_serializable(package='tff_bn')
@@ -15,10 +16,16 @@ class KernelNormalization(keras.layers.Layer):
 
   A *unit* is what a kernel reads at one position: a window of the image with
   all its channels. The layer returns `(unit - mean(x)) / sqrt(var(x) +
-  epsilon)` for each unit, where `var` is the biased variance. **During
-  training**, `x` is the unit after dropout, so the statistics are noisy; the
-  unit itself is never dropped. **During inference**, `x` is the unit. The layer
-  has no weights, and examples do not depend on each other.
+  epsilon)` for each unit, where `var` is the biased variance. `x` is the unit
+  after dropout, and the unit itself is never dropped. **During training**, the
+  statistics are noisy. **During inference**, values are dropped, too, as in the
+  authors' code, but at the same places in all examples and calls, so that
+  predictions are not random. The layer has no weights, and examples do not
+  depend on each other.
+
+  Without dropout during inference, what follows would get inputs that it never
+  saw in training: where all values of a unit are alike, its variance would be
+  0, while dropped values give it a large variance in training.
 
   The normalized units lie side by side in the output, so it is larger than the
   input if the units overlap. A convolution with the same kernel size whose
@@ -39,25 +46,22 @@ class KernelNormalization(keras.layers.Layer):
   The statistics are computed in float64 for float64 inputs, otherwise in
   float32. The layer works with every backend of Keras.
 
-  The authors' code also drops values during inference; this layer does not, so
-  its predictions are not random.
-
   Args:
     kernel_size: Integer, or one for each axis of the window. It has no effect
       on vectors.
     strides: The distance of units, in the same form.
     padding: `'valid'`, or `'same'`, which pads with zeros as convolutions do.
       These zeros count in the statistics.
-    dropout_rate: The probability that a value does not count in the statistics
-      during training: it becomes 0, and the others are divided by `1 -
-      dropout_rate`.
+    dropout_rate: The probability that a value does not count in the statistics:
+      it becomes 0, and the others are divided by `1 - dropout_rate`.
     epsilon: Small float added to the variance to avoid dividing by zero.
-    seed: Integer, or a `keras.random.SeedGenerator`, for the dropout.
+    seed: Integer, or a `keras.random.SeedGenerator`, for the dropout during
+      training.
     **kwargs: The arguments `name` and `dtype` of Keras layers.
 
   Call arguments:
     inputs: Input tensor.
-    training: Whether values are dropped.
+    training: Whether the dropped values differ between examples and calls.
 
   Input shape:
     Images `[batch, height, width, channels]`, series `[batch, steps, channels]`
@@ -115,10 +119,16 @@ class KernelNormalization(keras.layers.Layer):
       _, size, stride = windows[number]
       x = _units(x, 1 + number, size, stride)
     seen = x
-    if training and self.dropout_rate > 0:
-      seen = keras.random.dropout(
-          x, self.dropout_rate, seed=self.seed_generator
+    if self.dropout_rate > 0:
+      drawn = (
+          dict(seed=self.seed_generator)
+          if training
+          else dict(
+              seed=_INFERENCE_SEED,
+              noise_shape=(1, *[None] * (len(x.shape) - 1)),
+          )
       )
+      seen = keras.random.dropout(x, self.dropout_rate, **drawn)
     axes = [*range(2, len(x.shape) - 1, 2), len(x.shape) - 1]
     mean, variance = ops.moments(seen, axes, keepdims=True)
     x = (x - mean) * ops.rsqrt(variance + self.epsilon)

@@ -92,11 +92,12 @@ def test_gradient_equals_finite_differences():
     np.testing.assert_allclose(gradient[index], slope, rtol=1e-5, atol=1e-6)
 
 
-def test_dropout_changes_the_statistics_only():
+@pytest.mark.parametrize('training', [False, True])
+def test_dropout_changes_the_statistics_only(training):
   """All values of a unit have the statistics of some dropped values."""
   layer = KernelNormalization(dropout_rate=0.5, seed=3, dtype='float64')
   x = random_values.inputs([50, 6])
-  found = layer(x, training=True).numpy()
+  found = layer(x, training=training).numpy()
   # (x - mean) / deviation is a line through the values of the unit.
   for values, normalized in zip(x, found, strict=True):
     slope, offset = np.polyfit(values, normalized, 1)
@@ -106,22 +107,35 @@ def test_dropout_changes_the_statistics_only():
     offsets = -candidates.mean(1) * slopes
     distance = np.hypot(slopes / slope - 1, offsets - offset)
     assert distance.min() < 1e-5
-  np.testing.assert_allclose(
-      layer(x), _reference(x, (), (), 'valid', 1e-5), rtol=1e-9
-  )
 
 
-def test_draws_depend_on_the_seed_alone():
+def test_inference_drops_the_same_values_of_all_examples():
   x = random_values.inputs([5, 4, 4, 2])
+  expected = KernelNormalization(2, 2, dropout_rate=0.5, seed=1)(x)
+  layer = KernelNormalization(2, 2, dropout_rate=0.5, seed=2)
+  layer(x, training=True)
+  # Alone, first or last, and whatever was drawn before.
+  for number in range(len(x)):
+    found = layer(x[number : number + 1])[0]
+    np.testing.assert_allclose(found, expected[number], rtol=1e-4, atol=1e-6)
+  np.testing.assert_allclose(
+      layer(x[::-1]), expected[::-1], rtol=1e-4, atol=1e-6
+  )
+  # Equal units have different dropped values at different places.
+  slopes = layer(np.tile(x[:1, :2, :2], (1, 2, 2, 1))).numpy()
+  assert not np.allclose(slopes[0, :2, :2], slopes[0, 2:, 2:])
 
-  def twice(seed):
-    layer = KernelNormalization(2, seed=seed)
-    return np.stack([layer(x, training=True) for _ in range(2)])
 
-  first, same, other = twice(1), twice(1), twice(2)
-  np.testing.assert_array_equal(first, same)
-  for a, b in ((first[0], first[1]), (first, other)):
-    assert not np.allclose(a, b)
+def test_inference_sees_the_values_of_training():
+  """Also where all values of a unit are alike, so that dropout is all."""
+  layer = KernelNormalization(3, 3)
+  x = 0.5 + 0.001 * random_values.inputs([20, 60, 60, 1])
+  training, inference = (
+      np.asarray(layer(x, training=drawn)) for drawn in (True, False)
+  )
+  for moment in (np.mean, np.std):
+    np.testing.assert_allclose(moment(inference), moment(training), rtol=0.05)
+  assert np.std(training) > 1
 
 
 @pytest.mark.parametrize('training', [False, True])
@@ -140,7 +154,7 @@ def test_sizes_that_are_not_static(training):
 
 @pytest.mark.parametrize('policy', ['mixed_float16', 'mixed_bfloat16'])
 def test_mixed_precision(policy):
-  layer = KernelNormalization(2, dtype=policy)
+  layer = KernelNormalization(2, dropout_rate=0, dtype=policy)
   # In 16 bits, the variance would be lost.
   x = 1000 + 30 * random_values.inputs([4, 3, 3, 2])
   x = tf.cast(x, layer.compute_dtype)
