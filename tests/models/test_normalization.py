@@ -149,7 +149,7 @@ def test_unknown(name):
 def test_kernel_normalization_keeps_the_size_of_convolutions(
     kernel_size, arguments
 ):
-  """In evaluation, the truth are windows that NumPy normalizes one by one."""
+  """The truth are windows that NumPy normalizes one by one."""
   model, plain = (
       keras.Model(
           inputs := keras.Input((5, 7, 2)),
@@ -161,6 +161,7 @@ def test_kernel_normalization_keeps_the_size_of_convolutions(
   )
   assert model.output_shape == plain.output_shape
   assert [w.shape for w in model.weights] == [w.shape for w in plain.weights]
+  model.layers[1].dropout_rate = 0
   x = np.random.default_rng(0).normal(2, 1, (2, 5, 7, 2)).astype(np.float32)
   padding = int(arguments.get('padding') == 'same')
   padded = np.pad(x, [(0, 0), (padding, padding), (padding, padding), (0, 0)])
@@ -179,6 +180,7 @@ def test_kernel_normalization_of_the_input_of_dense_layers():
   inputs = keras.Input((6,))
   x = normalization_lib.dense(inputs, 4, 'kernel', name='hidden')
   model = keras.Model(inputs, x)
+  model.layers[1].dropout_rate = 0
   x = X[:, 0, 0]
   kernel, _ = model.get_weights()
   expected = standardize(x, 1) @ kernel
