@@ -108,7 +108,8 @@ class TestStrengthOfDomains:
   )
   def test_other_datasets(self, name):
     message = (
-        f'domain_strength=0.5 is for digits_domains .*, but dataset={name}'
+        'domain_strength=0.5 is for digits_domains and fashion_mnist_domains,'
+        f' but dataset={name}'
     )
     with pytest.raises(ValueError, match=message):
       tff_bn_data.load_dataset(name, domain_strength=0.5)

@@ -138,6 +138,19 @@ def test_inference_sees_the_values_of_training():
   assert np.std(training) > 1
 
 
+def test_draws_depend_on_the_seed_alone():
+  x = random_values.inputs([5, 4, 4, 2])
+
+  def twice(seed):
+    layer = KernelNormalization(2, seed=seed)
+    return np.stack([layer(x, training=True) for _ in range(2)])
+
+  first, same, other = twice(1), twice(1), twice(2)
+  np.testing.assert_array_equal(first, same)
+  for a, b in ((first[0], first[1]), (first, other)):
+    assert not np.allclose(a, b)
+
+
 @pytest.mark.parametrize('training', [False, True])
 def test_sizes_that_are_not_static(training):
   layer = KernelNormalization(3, padding='same', dropout_rate=0)

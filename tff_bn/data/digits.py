@@ -1,20 +1,16 @@
 """scikit-learn's handwritten digits: real data without a download."""
 
-import dataclasses
 from typing import Optional
 
 import numpy as np
 from sklearn import datasets
 from sklearn import model_selection
 
-from tff_bn.common import seeding
 from tff_bn.data import appearances
 from tff_bn.data import dataset as dataset_lib
-from tff_bn.data import label_shares
 
 _TEST_SIZE = 360
 _SPLIT_SEED = 0
-_DOMAIN_SEED = 0
 # A value counts the black pixels in a 4x4 block.
 _LARGEST_VALUE = 16
 
@@ -55,25 +51,9 @@ def load_digits_domains(
     belongs to one domain. The strength changes the images only, not their
     domains.
   """
-  plain = load_digits()
-  rng = seeding.generator(None, _DOMAIN_SEED)
-  num_domains = len(appearances.NAMES)
-  shown = [
-      appearances.show(
-          x,
-          label_shares.deal_by_label(y, num_domains, rng),
-          domain_strength,
-          rng,
-      )
-      for x, y in ((plain.x_train, plain.y_train), (plain.x_test, plain.y_test))
-  ]
-  (x_train, domain_train), (x_test, domain_test) = shown
-  return dataclasses.replace(
-      plain,
-      name='digits_domains',
-      x_train=x_train,
-      x_test=x_test,
-      domain_train=domain_train,
-      domain_test=domain_test,
-      domain_names=appearances.NAMES,
+  return appearances.in_domains(
+      load_digits(),
+      'digits_domains',
+      domain_strength,
+      appearances.divide_evenly,
   )

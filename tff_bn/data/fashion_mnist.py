@@ -11,11 +11,9 @@ from typing import Optional
 import numpy as np
 
 from tff_bn.catalog import datasets
-from tff_bn.common import seeding
 from tff_bn.data import appearances
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import idx_files
-from tff_bn.data import label_shares
 
 _DEBIAN_PACKAGE = 'dataset-fashion-mnist'
 _DEBIAN_FOLDER = '/usr/share/datasets/fashion-mnist'
@@ -32,7 +30,6 @@ _CLASS_NAMES = (
     'Bag',
     'Ankle boot',
 )
-_DOMAIN_SEED = 0
 # Training images of MNIST, SVHN, USPS, SynthDigits and MNIST-M in appendix E.6
 # of the FedBN paper (Li et al., ICLR 2021), table 15.
 _DOMAIN_SIZES = {
@@ -42,7 +39,6 @@ _DOMAIN_SIZES = {
     'noisy_background': 39116,
     'blurred_shifted': 5600,
 }
-_WHITE = 255
 
 
 def load_fashion_mnist(data_dir: Optional[str] = None) -> dataset_lib.Dataset:
@@ -92,46 +88,29 @@ def load_fashion_mnist_domains(
       `tff_bn.catalog.datasets.DOMAIN_STRENGTH`.
 
   Returns:
-    The data of `load_fashion_mnist` in the domains of `appearances`. The
-    numbers of training images are to each other as those of table 15 in the
-    FedBN paper, 743 to 39,116. A domain has a fifth of the test images, with
-    as many of each class as the others (up to one).
+    The data of `load_fashion_mnist` in the domains of `appearances`. Their
+    shares of the training images are those of table 15 in the FedBN paper,
+    1.3 to 66 %. A domain has a fifth of the test images, with as many of each
+    class as the others (up to one).
 
   Raises:
     ValueError: See `load_fashion_mnist`.
   """
-  plain = load_fashion_mnist(data_dir)
-  rng = seeding.generator(None, _DOMAIN_SEED)
-
-  num_train = len(plain.x_train)
-  ends = np.cumsum([_DOMAIN_SIZES[name] for name in appearances.NAMES])
-  ends = np.rint(num_train * ends / ends[-1]).astype(np.int64)
-  parts = np.split(rng.permutation(num_train), ends[:-1])
-  x_train, domain_train = _shown(plain.x_train, parts, domain_strength, rng)
-
-  parts = label_shares.deal_by_label(plain.y_test, len(appearances.NAMES), rng)
-  x_test, domain_test = _shown(plain.x_test, parts, domain_strength, rng)
-  return dataclasses.replace(
-      plain,
-      name='fashion_mnist_domains',
-      x_train=x_train,
-      x_test=x_test,
-      domain_train=domain_train,
-      domain_test=domain_test,
-      domain_names=appearances.NAMES,
+  return appearances.in_domains(
+      load_fashion_mnist(data_dir),
+      'fashion_mnist_domains',
+      domain_strength,
+      _divide_by_sizes,
   )
 
 
-def _shown(
-    x: np.ndarray,
-    parts: Sequence[np.ndarray],
-    strength: Optional[float],
-    rng: np.random.Generator,
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns `appearances.show` of uint8 images, which stay uint8."""
-  unit = x.astype(np.float32) / _WHITE
-  shown, domain = appearances.show(unit, parts, strength, rng)
-  return np.rint(shown * _WHITE).astype(np.uint8), domain
+def _divide_by_sizes(
+    labels: np.ndarray, rng: np.random.Generator
+) -> Sequence[np.ndarray]:
+  num_images = len(labels)
+  ends = np.cumsum([_DOMAIN_SIZES[name] for name in appearances.NAMES])
+  ends = np.rint(num_images * ends / ends[-1]).astype(np.int64)
+  return np.split(rng.permutation(num_images), ends[:-1])
 
 
 def _named(name: str, dataset: dataset_lib.Dataset) -> dataset_lib.Dataset:
