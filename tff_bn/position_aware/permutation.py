@@ -3,7 +3,9 @@
 If hidden units trade places together with all their weights, the outputs of a
 model don't change, but its average with another model does. Position encodings
 (`tff_bn.layers.PositionEncoding`) don't move with the units, so the outputs of
-a position-aware model do change: this is the shuffle test.
+a position-aware model do change: this is the shuffle test. Kernel normalization
+drops values at fixed places during inference, so that its outputs change a
+little, too.
 
 Li, Xu, Song, Li, Wang, Shao, Federated Learning with Position-Aware Neurons,
 CVPR 2022, sections 3 and 5.1, 5.2; appendix A.

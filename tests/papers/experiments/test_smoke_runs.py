@@ -1,6 +1,8 @@
 """Runs experiments with all kinds of parts at the smoke scale."""
 
 from concurrent import futures
+import contextlib
+import functools
 import multiprocessing
 import shutil
 from unittest import mock
@@ -18,19 +20,40 @@ from tff_bn.programs.runs import run_folder
 _EXPERIMENTS_IN_A_PROCESS = 8
 
 
+class _Processes:
+  """Calls functions in a process that another one replaces after some calls.
+
+  Not `max_tasks_per_child`: in Python 3.11, no process may follow the last one,
+  and the call waits forever (CPython's issue 115634).
+  """
+
+  def __init__(self):
+    self._calls = 0
+    self._process = None
+
+  def call(self, function, *args):
+    if self._calls % _EXPERIMENTS_IN_A_PROCESS == 0:
+      self.close()
+      self._process = futures.ProcessPoolExecutor(
+          1, multiprocessing.get_context('spawn')
+      )
+    self._calls += 1
+    return self._process.submit(function, *args).result()
+
+  def close(self):
+    if self._process is not None:
+      self._process.shutdown()
+
+
 @pytest.fixture(scope='module')
 def runs(tmp_path_factory):
   """`ExperimentRuns` whose processes end after some experiments."""
   folder = tmp_path_factory.mktemp('smoke')
-  with futures.ProcessPoolExecutor(
-      max_workers=1,
-      mp_context=multiprocessing.get_context('spawn'),
-      max_tasks_per_child=_EXPERIMENTS_IN_A_PROCESS,
-  ) as processes:
+  with contextlib.closing(_Processes()) as processes:
     yield experiment_runs.ExperimentRuns(
         folder,
         experiment_files.SMOKE,
-        lambda arguments: processes.submit(_compare, arguments).result(),
+        functools.partial(processes.call, _compare),
     )
   # The models of all runs take gigabytes.
   shutil.rmtree(folder)
