@@ -31,8 +31,16 @@ def library(tmp_path_factory):
 
 
 # A file takes five operations, so that every fourth is each of them in turn.
-@pytest.mark.parametrize('step', [13, pytest.param(4, marks=pytest.mark.slow)])
-def test_each_file_is_the_old_or_the_new_one(step, library, old, tmp_path):
+@pytest.mark.parametrize(
+    ('kinds', 'step'),
+    [
+        (faults.EVERY_KIND, 13),
+        pytest.param([(faults.KILL, 1)], 4, marks=pytest.mark.slow),
+    ],
+)
+def test_each_file_is_the_old_or_the_new_one(
+    kinds, step, library, old, tmp_path
+):
   def check_after(folder, is_killed):
     found = _files(folder)
     for name in [name for name in found if '.part' in name]:
@@ -53,7 +61,7 @@ def test_each_file_is_the_old_or_the_new_one(step, library, old, tmp_path):
       library,
       'written_files:write',
       tmp_path,
-      [(*kind, step) for kind in faults.EVERY_KIND],
+      [(*kind, step) for kind in kinds],
       snapshot,
       check_after=check_after,
   )

@@ -11,7 +11,11 @@ from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 # Centralized training has one client.
-BUILDERS = [name for name in builders.NAMES if name != 'build_centralized']
+BUILDERS = [
+    name
+    for name in builders.WITH_DIFFERENT_ROUNDS
+    if name != 'build_centralized'
+]
 # These begin with another computation than they end with.
 PHASED = ('build_fedtan_ii', 'build_fixbn')
 QUICK = ('build_fed_avg', 'build_scaffold', 'build_fedtan')

@@ -62,7 +62,7 @@ def _datasets(problem, name=''):
 # With FedTAN below, their rounds are the most different computations.
 _QUICK = ('build_fed_bn', 'build_fbn', 'build_scaffold')
 _ON_IMAGES = (
-    *('build_fed_avg', 'build_fbn', 'build_hbn', 'build_silo_bn'),
+    *('build_fed_avg', 'build_fbn', 'build_hbn'),
     'build_moon',
 )
 
@@ -72,7 +72,7 @@ _ON_IMAGES = (
     'name',
     [
         n if n in _QUICK else pytest.param(n, marks=pytest.mark.slow)
-        for n in builders.NAMES
+        for n in builders.WITH_DIFFERENT_ROUNDS
     ],
 )
 def test_algorithm_of_this_package(

@@ -47,20 +47,14 @@ def _check(library, task, folder, kinds):
 def test_after_a_fault_the_same_command_comes_to_the_same_end(
     task, library, tmp_path
 ):
-  _check(library, task, tmp_path, [(faults.KILL, 1, 149)])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('task', ['train', 'keep_best'])
-def test_more_faults(task, library, tmp_path):
   _check(
       library,
       task,
       tmp_path,
       [
           (faults.KILL, 1, 71),
-          (errno.ENOSPC, 1, 83),
-          (errno.ENOSPC, faults.ALWAYS, 151),
-          (errno.EIO, 1, 101),
+          (errno.ENOSPC, 1, 137),
+          (errno.ENOSPC, faults.ALWAYS, 211),
+          (errno.EIO, 1, 163),
       ],
   )
