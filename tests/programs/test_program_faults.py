@@ -45,7 +45,7 @@ def test_after_a_fault_the_same_command_comes_to_the_same_end(
   kinds = [
       (*kind, round(share * operations))
       for kind, share in (
-          ((faults.KILL, 1), 0.7),
+          ((faults.KILL, 1), 0.6),
           ((errno.ENOSPC, faults.ALWAYS), 0.9),
       )
   ]
