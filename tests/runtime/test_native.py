@@ -151,6 +151,19 @@ def test_signal_handler_of_the_caller(handler, workers):
   assert signal.getsignal(signal.SIGTERM) is handler
 
 
+def test_signal_that_another_thread_receives(workers):
+  before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+  try:
+    with runtime.native_runtime():
+      # It raises the signal in its own thread.
+      threading.Timer(0.5, signal.raise_signal, (signal.SIGTERM,)).start()
+      with pytest.raises(SystemExit):
+        _endless()
+    assert not workers()
+  finally:
+    signal.signal(signal.SIGTERM, before)
+
+
 def test_dead_worker_raises_an_error(workers):
   with runtime.native_runtime():
     _seven()

@@ -23,8 +23,8 @@ _EXPERIMENTS_IN_A_PROCESS = 8
 class _Processes:
   """Calls functions in a process that another one replaces after some calls.
 
-  Not `max_tasks_per_child`: in Python 3.11, no process may follow the last one,
-  and the call waits forever (CPython's issue 115634).
+  Not `max_tasks_per_child`, with which Python 3.11 can wait forever (CPython's
+  issue 115634).
   """
 
   def __init__(self):
