@@ -22,7 +22,7 @@ from tff_bn.runtime import portioning
 # Their clients do different things.
 _COMPILED = (
     *('build_fed_avg', 'build_fed_bn', 'build_scaffold', 'build_fbn'),
-    'build_moon',
+    *('build_hbn', 'build_moon', 'build_ditto', 'build_fixbn'),
 )
 _SGD = tff.learning.optimizers.build_sgdm
 
