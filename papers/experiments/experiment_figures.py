@@ -20,6 +20,9 @@ from tff_bn.programs.results import report
 
 _PANEL_WIDTH = 4.0
 _PANEL_HEIGHT = 3.4
+# Wider panels for long labels, as long as all together are not wider than this.
+_WIDEST_PANELS = 8.0
+_CHARACTER_WIDTH = 0.1
 # Of a cell of a heat map.
 _CELL_WIDTH = 0.55
 _CELL_HEIGHT = 0.28
@@ -64,7 +67,11 @@ def draw(
     return _heat_maps(numbers, show, title)
   panels = numbers.combinations(show.panels)
   styles = _styles(numbers.combinations(show.lines), show, varied)
-  drawing, grid = _grid(len(panels), len(numbers.columns))
+  labels_width = 0.0
+  if show.kind != 'curves':
+    labels_width = _labels_width(_labels(numbers.combinations(show.x)))
+  width = max(_PANEL_WIDTH, min(labels_width, _WIDEST_PANELS / len(panels)))
+  drawing, grid = _grid(len(panels), len(numbers.columns), width)
   for labels, column_of_axes in zip(panels, grid.T):
     for column, axes in zip(numbers.columns, column_of_axes):
       by_name = dict(zip(show.panels, labels))
@@ -72,6 +79,8 @@ def draw(
         _curves(axes, numbers, show, styles, runs, by_name, column)
       else:
         _lines_or_bars(axes, numbers, show, styles, by_name, column)
+        if labels_width > width:
+          _tilt_labels(axes)
       axes.set_title(numbers.describe(show.panels, labels), fontsize='medium')
       axes.set_ylabel(experiment_numbers.title(column))
       figures.tidy(axes)
@@ -181,7 +190,7 @@ def _lines_or_bars(
 ) -> None:
   """Draws a line, or bars of one color, for each point of `lines`."""
   points = numbers.combinations(show.x)
-  labels = [', '.join(point) for point in points]
+  labels = _labels(points)
   positions, is_scale = _positions(labels)
   is_bars = show.kind == 'bars' or len(points) == 1
   lines = numbers.combinations(show.lines)
@@ -239,8 +248,6 @@ def _lines_or_bars(
       axes.set_xscale('log')
     axes.set_xticks(positions, labels)
     axes.xaxis.set_minor_locator(ticker.NullLocator())
-  if max(map(len, labels), default=0) * len(labels) > 40:
-    _tilt_labels(axes)
   axes.set_xlabel(', '.join(show.x))
 
 
@@ -254,6 +261,17 @@ def _draw_paper(
     axes.plot(
         x, _means(paper), label=_PAPER, markersize=12, linewidth=1.2, **style
     )
+
+
+def _labels(points: Sequence[tuple[str, ...]]) -> list[str]:
+  """Returns the labels below a plot; each axis has a line of its own."""
+  return [',\n'.join(point) for point in points]
+
+
+def _labels_width(labels: Sequence[str]) -> float:
+  """Returns about how many inches labels need beside each other."""
+  longest = max(len(line) for label in labels for line in label.split('\n'))
+  return _CHARACTER_WIDTH * longest * len(labels)
 
 
 def _tilt_labels(axes: mpl_axes.Axes) -> None:

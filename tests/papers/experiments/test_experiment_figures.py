@@ -287,3 +287,32 @@ def test_bars_of_an_algorithm_with_different_corrections_differ():
   (legend,) = drawing.legends
   first, second = (patch.get_facecolor() for patch in legend.get_patches())
   assert first != second
+
+
+@pytest.mark.parametrize(
+    'num_columns, rotation', ((2, 0), (10, 40)), ids=('few', 'many')
+)
+def test_long_labels_of_two_axes_can_be_read(tmp_path, num_columns, rotation):
+  show = paper_form.Show(
+      'bars', x=('optimizer', 'data'), value=('test_accuracy',)
+  )
+  labels = {
+      'optimizer': ('Without momentum', 'With momentum'),
+      'data': tuple(f'Non-i.i.d. {index}' for index in range(num_columns)),
+  }
+  numbers = experiment_numbers.Numbers(
+      show.shown_dimensions, labels, ('test_accuracy',), {}, {}
+  )
+
+  drawing = experiment_figures.draw(numbers, show, (), 'The title', ())
+
+  figures.save(tmp_path / 'plots', {'experiment': drawing})
+  (axes,) = drawing.axes
+  shown = axes.get_xticklabels()
+  assert shown[1].get_text() == 'Without momentum,\nNon-i.i.d. 1'
+  assert {label.get_rotation() for label in shown} == {rotation}
+  assert drawing.get_size_inches()[0] < 12
+  if not rotation:
+    extents = [label.get_window_extent() for label in shown]
+    for left, right in zip(extents, extents[1:]):
+      assert left.x1 < right.x0
