@@ -290,7 +290,7 @@ def test_bars_of_an_algorithm_with_different_corrections_differ():
 
 
 @pytest.mark.parametrize(
-    'num_columns, rotation', ((2, 0), (10, 40)), ids=('few', 'many')
+    'num_columns, rotation', [(2, 0), (10, 40)], ids=('few', 'many')
 )
 def test_long_labels_of_two_axes_can_be_read(tmp_path, num_columns, rotation):
   show = paper_form.Show(
