@@ -26,8 +26,8 @@ _SCALES = (
     experiment_files.FASHION,
     experiment_files.PAPER,
 )
-# Enough for line plots, and a third of the size of all colors.
-_NUM_COLORS = 64
+# As many as a palette has; the file has a third of the size of all colors.
+_NUM_COLORS = 256
 
 
 def keep(name: str, scale: str, output: pathlib.Path) -> None:
