@@ -346,3 +346,41 @@ def test_carried_tensors_do_not_grow_with_the_questions():
     return max(len(stage.carried) for stage in staged._stages)
 
   assert carried(40) == carried(5)
+
+
+@pytest.mark.parametrize('dtype', [tf.int32, tf.int64])
+def test_shapes_are_passed_on_without_elements(dtype):
+  """XLA compiles a stage that makes tensors of such shapes."""
+
+  def fn(ask, x):
+    rows, columns = tf.unstack(tf.shape(x, dtype))
+    total = ask('total', tf.reduce_sum(x))
+    return tf.fill(tf.stack([columns, 2 * rows]), total)
+
+  spec = tf.TensorSpec([None, 3], tf.float64)
+  staged = staged_function.StagedFunction(fn, [], spec)
+  x = np.ones([4, 3])
+  start = tf.function(lambda x: staged.start([], x).carried, autograph=False)
+  carried = start(tf.constant(x))
+  ((kept,),) = carried.values()
+  assert kept.shape == [4, 3, 0]
+
+  @tf.function(jit_compile=True, autograph=False)
+  def proceed(answers, kept):
+    return staged.proceed(1, answers, {0: [kept]}).result
+
+  answers = [tf.constant(5.0, tf.float64)]
+  np.testing.assert_array_equal(proceed(answers, kept), np.full([3, 8], 5.0))
+
+
+def test_a_shape_of_unknown_length_is_passed_on_as_it_is():
+  def fn(ask, x):
+    shape = tf.shape(x)
+    return tf.fill(shape, ask('total', tf.reduce_sum(x)))
+
+  staged = staged_function.StagedFunction(
+      fn, [], tf.TensorSpec(None, tf.float64)
+  )
+  np.testing.assert_array_equal(
+      _run(staged, [], np.ones([2, 3]), answer=_double), np.full([2, 3], 12.0)
+  )

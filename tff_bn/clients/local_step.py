@@ -126,6 +126,11 @@ class LocalStep:
     }
 
   @property
+  def is_compilable(self) -> bool:
+    """Whether XLA can compile all that a client computes with it."""
+    return True
+
+  @property
   def default_hparams(self) -> collections.OrderedDict[str, Any]:
     """The client optimizer's hyperparameters, by name."""
     return collections.OrderedDict(

@@ -3,7 +3,6 @@
 import collections
 from collections.abc import Collection, Mapping, Sequence
 import contextlib
-import functools
 from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
@@ -466,11 +465,7 @@ class LocalTrainingWork(client_work.ClientWork):
 
     compiled_flops = None
     if self._training.is_compilable:
-      compiled_flops = functools.partial(
-          step_flops.step_flops,
-          self._model.keras_model,
-          batch_lib.Batch(*self._model.input_spec).x,
-      )
+      compiled_flops = step_flops.of_model(self._model)
     form = array_form.build(
         client_update, types, self._model.input_spec, compiled_flops
     )

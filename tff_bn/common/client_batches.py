@@ -21,10 +21,10 @@ class ClientBatches(NamedTuple):
 
   Attributes:
     samples: The structure of a batch. Its tensors have the samples of one or
-      several clients, one after another; if all batches have the same size,
-      its tensors have these batches along their first axis.
+      several clients, one after another; with `equal_sizes`, its tensors have
+      the batches along their first axis.
     bounds: int64 vector. Batch k has the samples from bounds[k] up to, but
-      without, bounds[k + 1]. `()` if all batches have the same size.
+      without, bounds[k + 1]. `()` with `equal_sizes`.
     first: int64 scalar, the number of the client's first batch.
     size: int64 scalar, the number of the client's batches.
     start: int64 scalar. If the client's batches are repeated for ever, the
@@ -38,6 +38,11 @@ class ClientBatches(NamedTuple):
   size: tf.Tensor
   start: tf.Tensor
   stop: tf.Tensor
+
+  @property
+  def equal_sizes(self) -> bool:
+    """Whether each client has a batch, and all batches have the same size."""
+    return not tf.is_tensor(self.bounds)
 
   @classmethod
   def of_client(
@@ -86,7 +91,7 @@ class ClientBatches(NamedTuple):
   def batch(self, number: tf.Tensor) -> Any:
     """Returns the batch with a number from `start` up to `stop`."""
     place = self.first + number % self.size
-    if not tf.is_tensor(self.bounds):
+    if self.equal_sizes:
       return tf.nest.map_structure(lambda part: part[place], self.samples)
     begin, end = self.bounds[place], self.bounds[place + 1]
     return tf.nest.map_structure(lambda part: part[begin:end], self.samples)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import itertools
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 import tensorflow as tf
 
@@ -23,6 +23,8 @@ _READING = frozenset(
 )
 # Operations that change a variable, and how they compute its new value.
 _UPDATING = {'AssignAddVariableOp': 'AddV2', 'AssignSubVariableOp': 'Sub'}
+# Operations whose outputs are the shapes of their inputs.
+_SHAPES = frozenset(['Shape', 'ShapeN'])
 
 # The kinds of sources, which are the first part of a source's name.
 ARGUMENT, VALUE, SEED, GENERATOR = 'argument', 'value', 'seed', 'generator'
@@ -55,7 +57,8 @@ class Node:
     is_repeatable: Whether the operation gives the same result each time.
     is_recomputed: Whether to recompute the outputs in a later stage instead of
       carrying them over. True for repeatable operations that depend only on
-      values of variables, because these are cheap.
+      values of variables and on shapes, because these are cheap.
+    are_shapes: Whether each output is the shape of the input at its place.
   """
 
   definition: tf.compat.v1.NodeDef
@@ -65,6 +68,7 @@ class Node:
   specs: tuple[tf.TensorSpec, ...]
   is_repeatable: bool
   is_recomputed: bool
+  are_shapes: bool
 
   def dependencies(self) -> list[str]:
     """Returns the names of the tensors and nodes that must come before."""
@@ -174,6 +178,14 @@ class DataFlow:
     new.attr.pop('_class', None)
     before = [self._nodes[n] for n in control_inputs]
     levels = [self.level(n) for n in inputs]
+    is_recomputed = (
+        is_repeatable
+        and all(
+            self._is_recomputed(n) or self.shape_of(n) is not None
+            for n in inputs
+        )
+        and all(node.is_recomputed for node in before)
+    )
     self._nodes[name] = Node(
         definition=new,
         inputs=tuple(inputs),
@@ -181,9 +193,8 @@ class DataFlow:
         level=max([*levels, *(node.level for node in before)], default=0),
         specs=tuple(specs),
         is_repeatable=is_repeatable,
-        is_recomputed=is_repeatable
-        and all(self._is_recomputed(n) for n in inputs)
-        and all(node.is_recomputed for node in before),
+        is_recomputed=is_recomputed,
+        are_shapes=definition.op in _SHAPES and not is_recomputed,
     )
     return f'{name}:0'
 
@@ -329,6 +340,17 @@ class DataFlow:
     if name in self._sources:
       return self._sources[name].spec
     return self.node(name).specs[int(name.rpartition(':')[2])]
+
+  def shape_of(self, name: str) -> Optional[tf.TensorShape]:
+    """Returns the shape that a tensor contains, as far as it is known.
+
+    `None` if the tensor is not the shape of another one, or of unknown length.
+    """
+    if name in self._sources or not self.node(name).are_shapes:
+      return None
+    place = int(name.rpartition(':')[2])
+    shape = self.spec(self.node(name).inputs[place]).shape
+    return None if shape.rank is None else shape
 
   def _is_recomputed(self, name: str) -> bool:
     if name in self._sources:

@@ -23,6 +23,10 @@ class Stage:
     results: The outputs to send or return.
     carried_on: The outputs for each later stage.
     specs: The specs of all outputs.
+    shapes: The inputs and outputs that are shapes. Each spec has the shape, as
+      far as it is known, and the type of its numbers. Stages pass on a tensor
+      without elements that has this shape, because XLA must know the shapes,
+      but not the elements, of all inputs.
     jit_compile: Whether XLA compiles the stage.
   """
 
@@ -32,6 +36,7 @@ class Stage:
   results: tuple[str, ...]
   carried_on: Mapping[int, tuple[str, ...]]
   specs: Mapping[str, tf.TensorSpec]
+  shapes: Mapping[str, tf.TensorSpec]
   jit_compile: bool
 
   def __call__(
@@ -42,6 +47,9 @@ class Stage:
     `given` has the tensors of `sources` and `carried`, by name.
     """
     tensors = {name: given[name] for name in (*self.carried, *self.sources)}
+    for name in self.carried:
+      if name in self.shapes:
+        tensors[name] = _shape(tensors[name], self.shapes[name])
     wanted = [name for name in self.specs if name not in tensors]
     used = {i for node in self.graph_def.node for i in node.input}
 
@@ -62,8 +70,12 @@ class Stage:
     for name, spec in self.specs.items():
       # TensorFlow infers less from a part of the graph than from the whole.
       tensors[name].set_shape(spec.shape)
+    passed_on = tensors | {
+        name: _without_elements(tensors[name], spec)
+        for name, spec in self.shapes.items()
+    }
     return [tensors[name] for name in self.results], {
-        number: [tensors[name] for name in names]
+        number: [passed_on[name] for name in names]
         for number, names in self.carried_on.items()
     }
 
@@ -119,10 +131,35 @@ def cut_stage(
       results=tuple(results),
       carried_on={k: tuple(names) for k, names in carried_on.items()},
       specs={name: flow.spec(name) for name in wanted},
+      shapes=_shapes(flow, [*carried, *itertools.chain(*carried_on.values())]),
       # XLA cannot create variables.
       jit_compile=jit_compile
       and all(n.definition.op != 'VarHandleOp' for n in nodes.values()),
   )
+
+
+def _shapes(
+    flow: data_flow.DataFlow, names: Sequence[str]
+) -> dict[str, tf.TensorSpec]:
+  """Returns `Stage.shapes`, given the tensors that stages pass on."""
+  shapes = {name: flow.shape_of(name) for name in names}
+  return {
+      name: tf.TensorSpec(shape, flow.spec(name).dtype)
+      for name, shape in shapes.items()
+      if shape is not None
+  }
+
+
+def _without_elements(shape: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
+  """Returns a tensor of a shape with a further axis of length 0."""
+  empty = tf.zeros(tf.concat([shape, tf.zeros([1], spec.dtype)], 0), tf.bool)
+  empty.set_shape([*spec.shape, 0])
+  return empty
+
+
+def _shape(empty: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
+  """Returns the shape that made a tensor without elements."""
+  return tf.shape(empty, spec.dtype)[:-1]
 
 
 def _to_graph_def(

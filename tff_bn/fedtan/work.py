@@ -1,6 +1,6 @@
 """A client's work in a round of FedTAN, stage by stage."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -28,6 +28,7 @@ from tff_bn.fedtan.synchronized_batch_norm import SynchronizedBatchNorm
 from tff_bn.keras_model import batch as batch_lib
 from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model import stateless_function
+from tff_bn.keras_model import step_flops
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.shared_weights import SharedWeights
@@ -193,6 +194,7 @@ class FedTanWork(client_work.ClientWork):
         start_client,
         [self.sent_type, weights_type],
         self._model.input_spec,
+        self._compiled_flops(),
     )
     computations = [start.computation]
     last = first_step.num_stages - 1
@@ -260,6 +262,12 @@ class FedTanWork(client_work.ClientWork):
         exchanges,
     )
 
+  def _compiled_flops(self) -> Optional[Callable[[int], float]]:
+    """See `array_form.ArrayForm`."""
+    if self._first_step.is_random or not self._training.is_compilable:
+      return None
+    return step_flops.of_model(self._model)
+
   def _build_exchanges(
       self, sent_types: Sequence[tff.Type]
   ) -> list[tff.templates.AggregationProcess]:
@@ -325,6 +333,7 @@ class FedTanWork(client_work.ClientWork):
             self._weights.weights_type(),
         ],
         self._model.input_spec,
+        self._compiled_flops(),
     )
 
   def _proceed(
@@ -422,6 +431,9 @@ def _first_batch(
   is one example of zeros, because the kernels of convolutions cannot compute an
   empty batch.
   """
+  if isinstance(dataset, client_batches.ClientBatches) and dataset.equal_sizes:
+    batch = dataset.batch(dataset.start)
+    return batch, batch_lib.num_examples(batch)
   example = tf.nest.map_structure(
       lambda s: tf.zeros([dimension or 1 for dimension in s.shape], s.dtype),
       spec,

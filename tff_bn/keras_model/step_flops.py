@@ -1,13 +1,25 @@
 """The number of floating point operations of a training step."""
 
+from collections.abc import Callable
+import functools
 import logging
 
 import keras
 import tensorflow as tf
 
+from tff_bn.keras_model import batch as batch_lib
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+
 # The gradients of a layer's inputs and of its weights cost as much as its
 # output each.
 _FORWARD_AND_BACKWARD = 3
+
+
+def of_model(model: BatchNormModel) -> Callable[[int], float]:
+  """Returns a function from a batch's number of samples to the operations."""
+  return functools.partial(
+      step_flops, model.keras_model, batch_lib.Batch(*model.input_spec).x
+  )
 
 
 def step_flops(

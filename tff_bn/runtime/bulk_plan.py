@@ -67,7 +67,6 @@ class BulkPlan:
     passes: One entry for each of the plan's passes.
     is_compiled: Whether XLA compiles the functions, which takes seconds. All
       batches must have the same size then.
-    has_failed: Whether XLA could not compile a function.
     needs_equal_batches: Whether all batches of the clients that are computed at
       once must have the same size, because values that clients keep or send
       have as many rows as a batch.
@@ -81,13 +80,15 @@ class BulkPlan:
         BulkPass(part, graph_of, is_compiled) for part in plan.passes
     ]
     self.is_compiled = is_compiled
-    self.has_failed = False
     self._specs = [
         leaf.spec
         for part in plan.passes
         for leaf in _values(part)
         if not _is_dataset(leaf)
     ]
+    self._bytes_of_samples: dict[symbols.Leaf, int] = {}
+    # By the number of samples in a batch.
+    self._bytes_of_values: dict[int, int] = {}
     self.needs_equal_batches = is_compiled or not all(
         spec.shape.is_fully_defined() for spec in self._specs
     )
@@ -102,10 +103,24 @@ class BulkPlan:
     for leaf, value in client.items():
       if isinstance(value, batch_arrays.BatchArrays):
         batch_size = max([batch_size, *value.sizes.tolist()])
-        num_bytes += int(np.sum(value.sizes)) * sum(
-            _num_bytes(spec, 1) for spec in _samples_specs(leaf, False)
-        )
-    return num_bytes + sum(_num_bytes(spec, batch_size) for spec in self._specs)
+        num_bytes += int(np.sum(value.sizes)) * self._sample_bytes(leaf)
+    return num_bytes + self._values_bytes(batch_size)
+
+  def _sample_bytes(self, leaf: symbols.Leaf) -> int:
+    """Returns the size of a sample of a dataset."""
+    if leaf not in self._bytes_of_samples:
+      self._bytes_of_samples[leaf] = sum(
+          _num_bytes(spec, 1) for spec in _samples_specs(leaf, False)
+      )
+    return self._bytes_of_samples[leaf]
+
+  def _values_bytes(self, batch_size: int) -> int:
+    """Returns the size of the values that a client computes."""
+    if batch_size not in self._bytes_of_values:
+      self._bytes_of_values[batch_size] = sum(
+          _num_bytes(spec, batch_size) for spec in self._specs
+      )
+    return self._bytes_of_values[batch_size]
 
 
 def is_possible(plan: plan_lib.Plan) -> bool:

@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -15,48 +16,25 @@ from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import symbols
 
 
+@dataclasses.dataclass(frozen=True)
 class Portion:
   """Clients that are computed together: one client, or several at once.
 
   Attributes:
+    plan: The plan.
     clients: The numbers of the clients.
+    bulk: The plan for several clients. `None` for a single client that is
+      computed by itself.
   """
 
-  def __init__(
-      self,
-      plan: plan_lib.Plan,
-      clients: range,
-      bulk_plans: Sequence[bulk_plan.BulkPlan] = (),
-  ):
-    """Initializes the portion.
-
-    Args:
-      plan: The plan.
-      clients: The numbers of the clients.
-      bulk_plans: The plans for several clients, of which the first one is taken
-        that TensorFlow can compile. None if there is a single client, which is
-        computed by itself.
-    """
-    self.clients = clients
-    self._plan = plan
-    self._bulk_plans = list(bulk_plans)
-
-  @property
-  def bulk(self) -> Optional[bulk_plan.BulkPlan]:
-    """The plan for several clients, if the clients are computed at once."""
-    return self._bulk_plans[0] if self._bulk_plans else None
-
-  def replace_bulk(self) -> bool:
-    """Replaces `bulk`, which does not compile; returns whether it can."""
-    if len(self._bulk_plans) < 2:
-      return False
-    self._bulk_plans.pop(0).has_failed = True
-    return True
+  plan: plan_lib.Plan
+  clients: range
+  bulk: Optional[bulk_plan.BulkPlan] = None
 
   def computed(self, number: int, folded: Iterable[Any]) -> execution.Computed:
     """Returns what is aggregated after a pass, from `Output.folded`."""
     if self.bulk is None:
-      return execution.Computed(list(folded), self._plan.passes[number].fold)
+      return execution.Computed(list(folded), self.plan.passes[number].fold)
     return execution.Computed(
         list(folded),
         self.bulk.passes[number].fold,
@@ -142,7 +120,7 @@ class SeveralClients(Computer):
 
     Args:
       plan: The plan.
-      portion: The clients. Its `bulk` is replaced if it does not compile.
+      portion: The clients.
       part: Has the server's values on the device.
       values: For each leaf of `plan.client_inputs`, the clients' values, or
         these stacked in an array. Datasets are `BatchArrays`.
@@ -152,26 +130,22 @@ class SeveralClients(Computer):
       if _are_batches(column):
         sizes += [len(arrays.sizes) for arrays in column]
     self.shares = sizes / sum(sizes)
+    assert portion.bulk is not None
     self._plan = plan
-    self._portion = portion
+    self._bulk = portion.bulk
     self._part = part
+    self._count = tf.constant(len(portion.clients))
     # The values before the first pass, and the tensors for later passes.
     self._values: Optional[Sequence[Sequence[Any]]] = values
     self._kept: dict[symbols.Leaf, list[Any]] = {}
-
-  def _bulk(self) -> bulk_plan.BulkPlan:
-    bulk = self._portion.bulk
-    assert bulk is not None
-    return bulk
 
   def _begin(
       self, values: Sequence[Sequence[Any]]
   ) -> dict[symbols.Leaf, list[Any]]:
     """Returns the clients' stacked values, or their batches."""
-    is_compiled = self._bulk().is_compiled
     return {
         leaf: (
-            bulk_plan.dataset_tensors(column, is_compiled)
+            bulk_plan.dataset_tensors(column, self._bulk.is_compiled)
             if _are_batches(column)
             else [stacked(column)]
         )
@@ -181,11 +155,11 @@ class SeveralClients(Computer):
   def compute(self, number: int) -> Output:
     """See the base class."""
     tensors = self._kept
-    if self._values is None:
-      outputs = self._outputs(number, tensors)
-    else:
-      tensors, outputs = self._first_outputs(number, self._values)
-      self._values = None
+    if self._values is not None:
+      tensors, self._values = self._begin(self._values), None
+    outputs = self._part.call(
+        self._bulk.passes[number].clients, [self._count], tensors
+    )
     tensors.update((leaf, [output]) for leaf, output in outputs.items())
     plan = self._plan.passes[number]
     self._kept = {leaf: tensors[leaf] for leaf in plan.kept}
@@ -193,25 +167,6 @@ class SeveralClients(Computer):
         {leaf: tensors[leaf][0] for leaf in plan.folded if leaf in tensors},
         {leaf: tensors[leaf][0] for leaf in plan.results},
     )
-
-  def _outputs(
-      self, number: int, tensors: dict[symbols.Leaf, list[Any]]
-  ) -> dict[symbols.Leaf, tf.Tensor]:
-    stage = self._bulk().passes[number].clients
-    count = tf.constant(len(self._portion.clients))
-    return self._part.call(stage, [count], tensors)
-
-  def _first_outputs(
-      self, number: int, values: Sequence[Sequence[Any]]
-  ) -> tuple[dict[symbols.Leaf, list[Any]], dict[symbols.Leaf, tf.Tensor]]:
-    """Returns the clients' values, and the outputs of the first pass."""
-    tensors = self._begin(values)
-    try:
-      return tensors, self._outputs(number, tensors)
-    except bulk_plan.COMPILATION_ERRORS:
-      if not self._portion.replace_bulk():
-        raise
-      return self._first_outputs(number, values)
 
 
 def _are_batches(values: Sequence[Any]) -> bool:

@@ -18,6 +18,14 @@ from tff_bn.runtime import symbols
 Fold = Callable[[Sequence[tf.Tensor], str], list[tf.Tensor]]
 
 
+class NotCompiledError(Exception):
+  """XLA cannot compile a part of the clients' work.
+
+  Then the whole invocation is computed again without XLA. Nothing in it is then
+  computed in another way than in later invocations, or after a resume.
+  """
+
+
 @dataclasses.dataclass(frozen=True)
 class Computed:
   """The values of one or several clients that are aggregated.

@@ -78,8 +78,9 @@ class InProcessContext(plan_context.PlanContext):
         num_threads=sum(device.num_threads for device in self._devices),
         are_cpus=all(device.is_cpu for device in self._devices),
     )
-    clients = local_clients.LocalClients(invocation, portions, self._devices)
-    yield clients
+    with portioning.watching(portions):
+      clients = local_clients.LocalClients(invocation, portions, self._devices)
+      yield clients
     portioning.saw(clients.seconds)
 
   def close(self) -> None:

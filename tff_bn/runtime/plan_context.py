@@ -68,15 +68,26 @@ class PlanContext(tff.framework.SyncContext, abc.ABC):
         # Its functions are traced.
         stack.enter_context(garbage.collected_rarely())
       plan = self.plan(comp)
-      server = {
-          leaf: client_part.to_tensor(value, self._server_device)
-          for leaf, value in zip(
-              plan.server_inputs, argument.server, strict=True
-          )
-      }
-      invocation = execution.Invocation(
-          comp, plan, argument.clients or [], server
-      )
+      try:
+        return self._run(comp, plan, argument)
+      except execution.NotCompiledError:
+        return self._run(comp, plan, argument)
+
+  def _run(
+      self,
+      comp: tff.framework.ConcreteComputation,
+      plan: plan_lib.Plan,
+      argument: arguments.Argument,
+  ) -> Any:
+    """Runs a computation with a checked argument."""
+    server = {
+        leaf: client_part.to_tensor(value, self._server_device)
+        for leaf, value in zip(plan.server_inputs, argument.server, strict=True)
+    }
+    invocation = execution.Invocation(
+        comp, plan, argument.clients or [], server
+    )
+    with contextlib.ExitStack() as stack:
       clients = None
       if invocation.values:
         clients = stack.enter_context(self.clients(invocation))
@@ -85,7 +96,7 @@ class PlanContext(tff.framework.SyncContext, abc.ABC):
       if clients is not None:
         self.client_seconds = clients.seconds
       return arguments.build_result(
-          type_signature.result,
+          comp.type_signature.result,
           plan.results,
           len(invocation.values),
           done.server_result,

@@ -1,11 +1,13 @@
 """Decides which clients of an invocation are computed at once."""
 
 from collections.abc import Iterator, Sequence
+import contextlib
 import itertools
 import math
 import statistics
 from typing import Any, Optional
 
+import numpy as np
 import tensorflow as tf
 
 from tff_bn.common import batch_arrays
@@ -52,6 +54,7 @@ class Portioning:
     # By `is_compiled`.
     self._bulk_plans: dict[bool, bulk_plan.BulkPlan] = {}
     self._is_possible: Optional[bool] = None
+    self._can_compile = True
     # By the number of samples in a batch.
     self._flops: dict[int, float] = {}
 
@@ -77,17 +80,32 @@ class Portioning:
     portions: list[PortionOfValues] = []
     start = 0
     if clients:
-      for size, bulk_plans in self._bulks(plan, clients, num_threads):
+      for size, bulk in self._bulks(plan, clients, num_threads):
         numbers = range(start, start + size)
         columns = list(zip(*clients[start : start + size]))
-        portions.append(
-            (client_portions.Portion(plan, numbers, bulk_plans), columns)
-        )
+        portions.append((client_portions.Portion(plan, numbers, bulk), columns))
         start += size
     return portions + [
         (client_portions.Portion(plan, range(number, number + 1)), values)
         for number, values in enumerate(invocation.values[start:], start)
     ]
+
+  @contextlib.contextmanager
+  def watching(self, portions: Sequence[PortionOfValues]) -> Iterator[None]:
+    """Notices in a `with` block that XLA cannot compile one of the portions.
+
+    From then on, it is not asked again.
+
+    Raises:
+      execution.NotCompiledError: In place of TensorFlow's error.
+    """
+    try:
+      yield
+    except bulk_plan.COMPILATION_ERRORS as error:
+      if not any(p.bulk and p.bulk.is_compiled for p, _ in portions):
+        raise
+      self._can_compile = False
+      raise execution.NotCompiledError from error
 
   def _is_worth_tracing(self, plan: plan_lib.Plan) -> bool:
     num_passes = sum(bool(part.clients.outputs) for part in plan.passes)
@@ -121,7 +139,7 @@ class Portioning:
 
   def _bulks(
       self, plan: plan_lib.Plan, clients: _Clients, num_threads: int
-  ) -> Iterator[tuple[int, list[bulk_plan.BulkPlan]]]:
+  ) -> Iterator[tuple[int, bulk_plan.BulkPlan]]:
     """Yields how many of the next clients are computed at once, and how.
 
     The clients that are left are computed one by one.
@@ -137,7 +155,7 @@ class Portioning:
     if equal_size and self._compiles(plan, equal_size, num_bytes):
       compiled = self._bulk_plan(plan, is_compiled=True)
       while rest >= _COMPILED_CLIENTS:
-        yield _COMPILED_CLIENTS, [compiled, ordinary]
+        yield _COMPILED_CLIENTS, compiled
         rest -= _COMPILED_CLIENTS
     if not self._is_worth_tracing(plan) or (
         ordinary.needs_equal_batches and not equal_size
@@ -147,7 +165,7 @@ class Portioning:
     while rest:
       totals = itertools.accumulate(num_bytes[-rest:][:most])
       size = max(1, sum(total <= _MAX_BYTES for total in totals))
-      yield size, [ordinary]
+      yield size, ordinary
       rest -= size
 
   def _compiles(
@@ -157,7 +175,7 @@ class Portioning:
     if (
         len(num_bytes) < _MIN_COMPILED_CLIENTS
         or max(num_bytes) * _COMPILED_CLIENTS > _MAX_BYTES
-        or self._bulk_plan(plan, is_compiled=True).has_failed
+        or not self._can_compile
     ):
       return False
     if batch_size not in self._flops:
@@ -194,6 +212,8 @@ def of(plan: plan_lib.Plan) -> Portioning:
 
 def in_arrays(value: Any) -> Any:
   """Returns a dataset as `BatchArrays`; `None` if only reading tells them."""
+  if isinstance(value, np.ndarray):
+    return value  # Soon, because many clients can have many values.
   if isinstance(value, client_dataset.ClientDataset):
     return value.arrays()
   if isinstance(value, tf.data.Dataset):

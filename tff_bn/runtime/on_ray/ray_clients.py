@@ -15,7 +15,6 @@ import ray
 import ray.exceptions
 import tensorflow_federated as tff
 
-from tff_bn.runtime import bulk_plan
 from tff_bn.runtime import client_portions
 from tff_bn.runtime import execution
 from tff_bn.runtime import plan as plan_lib
@@ -99,7 +98,6 @@ class RayClients(client_portions.PortionedClients):
     self._homes: dict[int, tuple[ray_workers.RemoteWorker, int]] = {}
     self._losses: collections.Counter[int] = collections.Counter()
     self._pass_number = -1
-    self._is_first_pass = True
     # The next portion to aggregate.
     self._next = 0
     # A heap of the portions of the pass that wait for a worker.
@@ -123,7 +121,6 @@ class RayClients(client_portions.PortionedClients):
         for position, portion in enumerate(self._portions):
           self._next = position
           yield portion.computed(number, self._fetch(position))
-        self._is_first_pass = False
       finally:
         self._pass_number = -1
         self._queue, self._answers = [], {}
@@ -135,10 +132,6 @@ class RayClients(client_portions.PortionedClients):
     position = call.task.portion
     if call.error is None and not call.is_done:
       # The worker has restarted and has lost the values of earlier passes.
-      self._repeat(position)
-    elif (
-        self._does_not_compile(call) and self._portions[position].replace_bulk()
-    ):
       self._repeat(position)
     else:
       self._answers[position] = call
@@ -168,21 +161,11 @@ class RayClients(client_portions.PortionedClients):
     self._homes.pop(position, None)
     heapq.heappush(self._queue, position)
 
-  def _does_not_compile(self, call: ray_workers.Call) -> bool:
-    """Returns whether the error of a call may be that XLA can't compile."""
-    return (
-        self._is_first_pass
-        and call.error is not None
-        and isinstance(call.error.cause, bulk_plan.COMPILATION_ERRORS)
-    )
-
   def _is_wanted(self, call: ray_workers.Call) -> bool:
     """Returns whether the result of a call is still needed."""
     task = call.task
-    return (
-        task.pass_number == self._pass_number
-        and self._is_missing(task.portion)
-        and task.forms is self._forms(task.portion)
+    return task.pass_number == self._pass_number and self._is_missing(
+        task.portion
     )
 
   def _is_missing(self, position: int) -> bool:

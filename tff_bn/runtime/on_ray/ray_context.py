@@ -77,15 +77,16 @@ class RayContext(plan_context.PlanContext):
     )
     number = next(self._numbers)
     try:
-      clients = self._ray_clients.RayClients(
-          invocation,
-          number,
-          self._sent_computation(invocation),
-          [portion for portion, _ in portions],
-          self._workers,
-          self._sender,
-      )
-      yield clients
+      with portioning.watching(portions):
+        clients = self._ray_clients.RayClients(
+            invocation,
+            number,
+            self._sent_computation(invocation),
+            [portion for portion, _ in portions],
+            self._workers,
+            self._sender,
+        )
+        yield clients
       portioning.saw(clients.seconds)
     finally:
       self._workers.release(number)

@@ -127,7 +127,7 @@ class _Invocation:
     bulk = self.computation.bulk_plan(task.forms)
     return client_portions.SeveralClients(
         plan,
-        client_portions.Portion(plan, task.clients, [bulk]),
+        client_portions.Portion(plan, task.clients, bulk),
         self.part,
         [
             list(map(portioning.in_arrays, value))
