@@ -6,7 +6,6 @@ input is closed then.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-import contextlib
 import dataclasses
 import os
 import queue
@@ -17,12 +16,11 @@ import threading
 from typing import IO, TextIO
 
 from tff_bn.common import cores
+from tff_bn.common import interruptible
 from tff_bn.common import progress
 from tff_bn.programs.runs import jobs
 from tff_bn.programs.runs import run_process
 from tff_bn.training import folder_lock
-
-_WAKE_UP_SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +68,7 @@ def train(
         prefix, task = waiting.pop(0)
         progress.say(f'{prefix}{task.title}')
         running.append(_start(prefix, task, arguments, shows, ended))
-      child = _next(ended)
+      child = interruptible.next_of(ended)
       running.remove(child)
       folder_lock.let_others_read(child.task.folder)
       code = child.process.returncode
@@ -81,15 +79,6 @@ def train(
   finally:
     _end(running)
   return failures
-
-
-def _next(ended: queue.SimpleQueue[_Child]) -> _Child:
-  """Waits for the next child that ends."""
-  while True:
-    # If another thread receives the signal of Ctrl-C, this thread handles it
-    # only when it wakes up.
-    with contextlib.suppress(queue.Empty):
-      return ended.get(timeout=_WAKE_UP_SECONDS)
 
 
 def _start(

@@ -9,6 +9,7 @@ import itertools
 import time
 from typing import Any
 
+from tff_bn.common import interruptible
 from tff_bn.runtime import arguments
 from tff_bn.runtime import client_part
 from tff_bn.runtime import client_portions
@@ -79,12 +80,12 @@ class LocalClients(client_portions.PortionedClients):
     try:
       for computer, device in zip(self._computers, devices):
         if len(running) >= _PORTIONS_AHEAD * num_threads:
-          yield running.popleft().result()
+          yield interruptible.result(running.popleft())
         running.append(
             device.submit(functools.partial(_timed, computer, number))
         )
       while running:
-        yield running.popleft().result()
+        yield interruptible.result(running.popleft())
     finally:
       for future in running:
         future.cancel()

@@ -30,6 +30,7 @@ import psutil
 import tensorflow_federated as tff
 
 from tff_bn.common import cores
+from tff_bn.common import interruptible
 from tff_bn.imports import tff_stand_ins
 from tff_bn.runtime import secure_intrinsics
 
@@ -43,7 +44,6 @@ _NOT_STARTED = "TFF's worker process did not start."
 _START_TIMEOUT_SECONDS = 120.0
 _START_ATTEMPTS = 3
 _END_TIMEOUT_SECONDS = 5.0
-_WAKE_UP_SECONDS = 1.0
 
 _MAX_MESSAGE_BYTES = 2 * 1000 * 1000 * 1000  # As in TFF's own channel.
 _CHANNEL_OPTIONS = (
@@ -260,15 +260,7 @@ class _NativeContext(tff.framework.SyncContext):
       if self._loop is None:
         self._loop = _EventLoop()
       self._loop.call(self._begin, future, comp, arg)
-    # If another thread receives a signal, this one handles it only when it
-    # wakes up.
-    while True:
-      try:
-        return future.result(_WAKE_UP_SECONDS)
-      except concurrent.futures.TimeoutError:
-        # The computation may have ended just now, or with such an error.
-        if future.done():
-          return future.result()
+    return interruptible.result(future)
 
   def _begin(
       self, future: concurrent.futures.Future[Any], comp: Any, arg: Any

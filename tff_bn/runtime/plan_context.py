@@ -15,6 +15,7 @@ from tensorflow.python.eager import context as eager_context
 import tensorflow_federated as tff
 
 from tff_bn.common import garbage
+from tff_bn.common import interruptible
 from tff_bn.runtime import arguments
 from tff_bn.runtime import client_part
 from tff_bn.runtime import execution
@@ -56,7 +57,7 @@ class PlanContext(tff.framework.SyncContext, abc.ABC):
       return self._invoke(comp, arg)
     # The caller is building a graph, but a new thread executes eagerly.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
-      return thread.submit(self._invoke, comp, arg).result()
+      return interruptible.result(thread.submit(self._invoke, comp, arg))
 
   def _invoke(self, comp: Any, arg: Any) -> Any:
     type_signature = comp.type_signature
