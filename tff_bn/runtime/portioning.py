@@ -105,6 +105,7 @@ class Portioning:
       if not any(p.bulk and p.bulk.is_compiled for p, _ in portions):
         raise
       self._can_compile = False
+      self._bulk_plans.pop(True, None)
       raise execution.NotCompiledError from error
 
   def _is_worth_tracing(self, plan: plan_lib.Plan) -> bool:
