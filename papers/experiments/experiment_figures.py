@@ -264,7 +264,7 @@ def _draw_paper(
 
 
 def _labels(points: Sequence[tuple[str, ...]]) -> list[str]:
-  """Returns the labels below a plot; each axis has a line of its own."""
+  """Returns the tick labels, with the values of several axes in lines."""
   return [',\n'.join(point) for point in points]
 
 

@@ -157,18 +157,23 @@ def test_operations_that_xla_does_not_know(name, at_once):
 
 
 @pytest.mark.usefixtures('compiling')
-def test_random_layers_have_the_same_seeds(at_once):
+@pytest.mark.parametrize(
+    'name, options',
+    [('build_fed_avg', {}), ('build_fedtan', {'local_steps': 1})],
+)
+def test_random_layers_have_the_same_seeds(name, options, at_once):
   """XLA has no operation for these seeds, so it does not compile."""
   problem = toy_problem.Toy('float32')
 
   def keras_model():
     inputs = keras.Input((4,))
     x = keras.layers.Dense(8)(inputs)
+    x = keras.layers.BatchNormalization()(x)
     x = keras.layers.Dropout(0.5)(x)
     return keras.Model(inputs, keras.layers.Dense(3)(x))
 
-  process = algorithms.build_fed_avg(problem.model(keras_model), _SGD(0.1))
-  _check(process, rounds_at_once.clients_of_all_kinds(problem), at_once)
+  process = rounds_at_once.process(name, problem.model(keras_model), **options)
+  _check(process, rounds_at_once.clients_for(name, problem), at_once)
 
 
 @pytest.mark.usefixtures('compiling')

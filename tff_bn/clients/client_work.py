@@ -17,7 +17,9 @@ from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_step import LocalStep
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import array_form
+from tff_bn.common import client_batches
 from tff_bn.common import numerics
+from tff_bn.keras_model import step_flops
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.shared_weights import SharedWeights
@@ -186,6 +188,20 @@ class ClientWork:
         are_local=not self._weights.statistics,
         config=self._training.config,
     )
+
+  @property
+  def _is_compilable(self) -> bool:
+    """Whether XLA can compile what a client computes."""
+    return self._training.is_compilable
+
+  def _build_form(
+      self,
+      function: Callable[[Sequence[Any], client_batches.Data], Any],
+      types: Sequence[Any],
+  ) -> array_form.ArrayForm:
+    """Builds a computation of a client; see `array_form.build`."""
+    flops = step_flops.of_model(self._model) if self._is_compilable else None
+    return array_form.build(function, types, self._model.input_spec, flops)
 
   def build_client_update(
       self, client_type: Optional[tff.StructType]

@@ -15,13 +15,11 @@ from tff_bn.clients.local_step import LocalStep
 from tff_bn.clients.local_step import dense_gradients
 from tff_bn.clients.local_step import output_and_loss
 from tff_bn.clients.local_training_config import LocalTrainingConfig
-from tff_bn.common import array_form
 from tff_bn.common import client_batches
 from tff_bn.common import numerics
 from tff_bn.keras_model import batch as batch_lib
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model import mixed_precision
-from tff_bn.keras_model import step_flops
 from tff_bn.keras_model.batch_norm_calls import TrainingCall
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
@@ -463,12 +461,7 @@ class LocalTrainingWork(client_work.ClientWork):
           self.run(state, shared, client_state, dataset)
       )
 
-    compiled_flops = None
-    if self._training.is_compilable:
-      compiled_flops = step_flops.of_model(self._model)
-    form = array_form.build(
-        client_update, types, self._model.input_spec, compiled_flops
-    )
+    form = self._build_form(client_update, types)
     return client_work.ClientUpdate(
         lambda _, *arguments: client_work.ClientsRound(
             tff.federated_map(form.computation, arguments)

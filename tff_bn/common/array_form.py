@@ -50,7 +50,7 @@ def build(
     function: Callable[[Sequence[Any], client_batches.Data], Any],
     types: Sequence[Any],
     input_spec: Any,
-    compiled_flops: Optional[Callable[[int], float]] = None,
+    compiled_flops: Optional[Callable[[int], float]],
 ) -> ArrayForm:
   """Builds the computation of a client.
 

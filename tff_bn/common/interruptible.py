@@ -1,7 +1,8 @@
 """Waiting that signals can end.
 
-If another thread receives a signal, such as that of Ctrl-C, the main thread
-handles it only when it wakes up.
+Python handles signals, such as that of Ctrl-C, in the main thread alone. If the
+kernel delivers a signal to another thread while the main thread waits, Python
+handles it when the wait ends. So the functions here wake up every second.
 """
 
 import concurrent.futures

@@ -1,6 +1,6 @@
 """A client's work in a round of FedTAN, stage by stage."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -28,7 +28,6 @@ from tff_bn.fedtan.synchronized_batch_norm import SynchronizedBatchNorm
 from tff_bn.keras_model import batch as batch_lib
 from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model import stateless_function
-from tff_bn.keras_model import step_flops
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.shared_weights import SharedWeights
@@ -190,12 +189,7 @@ class FedTanWork(client_work.ClientWork):
           takes_part,
       )
 
-    start = array_form.build(
-        start_client,
-        [self.sent_type, weights_type],
-        self._model.input_spec,
-        self._compiled_flops(),
-    )
+    start = self._build_form(start_client, [self.sent_type, weights_type])
     computations = [start.computation]
     last = first_step.num_stages - 1
     targets = [first_step.targets_of(number) for number in range(last)]
@@ -262,11 +256,10 @@ class FedTanWork(client_work.ClientWork):
         exchanges,
     )
 
-  def _compiled_flops(self) -> Optional[Callable[[int], float]]:
-    """See `array_form.ArrayForm`."""
-    if self._first_step.is_random or not self._training.is_compilable:
-      return None
-    return step_flops.of_model(self._model)
+  @property
+  def _is_compilable(self) -> bool:
+    """See the base class."""
+    return not self._first_step.is_random and super()._is_compilable
 
   def _build_exchanges(
       self, sent_types: Sequence[tff.Type]
@@ -323,7 +316,7 @@ class FedTanWork(client_work.ClientWork):
           self._finish(output.result, takes_part, state, weights, dataset)
       )
 
-    return array_form.build(
+    return self._build_form(
         stage,
         [
             answers_type,
@@ -332,8 +325,6 @@ class FedTanWork(client_work.ClientWork):
             self.sent_type,
             self._weights.weights_type(),
         ],
-        self._model.input_spec,
-        self._compiled_flops(),
     )
 
   def _proceed(

@@ -138,7 +138,7 @@ def _tensor(value: Any, type_spec: tff.TensorType, name: str) -> Any:
       and value.dtype == type_spec.dtype
       and value.shape == type_spec.shape
   ):
-    return value  # Soon, because many clients can have many values.
+    return value  # The other checks are slow for many clients.
   dtype = tf.as_dtype(type_spec.dtype)
   if isinstance(value, tf.Variable):
     value = value.read_value()

@@ -214,7 +214,7 @@ def of(plan: plan_lib.Plan) -> Portioning:
 def in_arrays(value: Any) -> Any:
   """Returns a dataset as `BatchArrays`; `None` if only reading tells them."""
   if isinstance(value, np.ndarray):
-    return value  # Soon, because many clients can have many values.
+    return value  # The other checks are slow for many clients.
   if isinstance(value, client_dataset.ClientDataset):
     return value.arrays()
   if isinstance(value, tf.data.Dataset):
