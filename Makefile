@@ -1,6 +1,6 @@
 # The project's two commands are `make compare` and `make test`. Both set up
-# .venv first if needed and pass on ARGS="--flag=value ...". `make docs` builds
-# the documentation.
+# .venv first if needed and pass on ARGS="--flag=value ...". Without ARGS, the
+# comparison trains two runs at a time. `make docs` builds the documentation.
 
 ARGS =
 
@@ -13,7 +13,7 @@ setup:
 	@sh scripts/setup.sh
 
 compare: setup
-	.venv/bin/tff-bn-compare $(ARGS)
+	.venv/bin/tff-bn-compare $(or $(ARGS),--jobs=2)
 
 # TensorFlow's own messages would follow pytest's last lines, with the counts.
 # Files run in the order of tests/conftest.py: sorted by their number of tests,

@@ -8,6 +8,7 @@ The console script is `papers/compare_with_experiments.py`. It adds the flag
 from collections.abc import Callable, Collection, Mapping, Sequence
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import sys
@@ -239,6 +240,18 @@ def _compare(
           )
           for run in runs
       ]
+      train_all: Callable[[], list[jobs.Task]] = functools.partial(
+          jobs.train, builder, tasks, metrics_hook
+      )
+      if flags.jobs > 1:
+        train_all = stack.enter_context(
+            parallel.started(
+                tasks,
+                flags.jobs,
+                _process_arguments(flags),
+                warnings_once.shows,
+            )
+        )
       # All runs are checked before the first one starts, so that a mistake in
       # the last isn't found after hours.
       jobs.check(builder, tasks)
@@ -252,12 +265,7 @@ def _compare(
             task.settings.to_flags(),
             overwrite=flags.overwrite,
         )
-    if flags.jobs > 1:
-      failed = parallel.train(
-          tasks, flags.jobs, _process_arguments(flags), warnings_once.shows
-      )
-    else:
-      failed = jobs.train(builder, tasks, metrics_hook)
+    failed = train_all()
   _write_results(planned, folder, folders, builder)
   if planned.show is not None:
     planned.show(folder)

@@ -325,6 +325,13 @@ class OutputFlags(flag_groups.base_class(*_OUTPUT, _VERBOSITY)):  # type: ignore
 
 
 @dataclasses.dataclass(frozen=True)
+class VerbosityFlags(flag_groups.base_class(_VERBOSITY)):  # type: ignore[misc]
+  """What a process logs whose files another one chooses."""
+
+  TITLE = 'Output'
+
+
+@dataclasses.dataclass(frozen=True)
 class EvaluationFlags(flag_groups.base_class(*_EVALUATION, _VERBOSITY)):  # type: ignore[misc]
   """Which run is evaluated, how, and where the result goes."""
 

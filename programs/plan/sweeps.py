@@ -72,8 +72,8 @@ def define_flags(values: absl_flags.FlagValues) -> flag_groups.FlagGroup:
   define(
       'jobs',
       value_types.POSITIVE_INTEGER,
-      'Number of runs that are trained at the same time, each in its own'
-      ' process. It does not change the results',
+      'Number of runs that are trained at the same time, in as many'
+      ' processes. It does not change the results',
       1,
   )
   define.boolean(

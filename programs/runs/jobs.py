@@ -257,14 +257,31 @@ def train(
     if task.is_finished:
       continue
     progress.say(f'[{number}/{len(tasks)}] {task.title}')
-    try:
-      train_one(builder.build(task.settings, task.folder), metrics_hook)
-    except training.TrainingFailedError as error:
+    if not train_next(builder, task.settings, task.folder, metrics_hook):
       failures.append(task)
-      print(error, file=sys.stderr, flush=True)
-    folder_lock.let_others_read(task.folder)  # The next runs may take long.
-    _free_memory()
   return failures
+
+
+def train_next(
+    builder: Builder,
+    settings: settings_lib.RunSettings,
+    folder: pathlib.Path,
+    metrics_hook: Optional[metrics_hook_lib.MetricsHook],
+) -> bool:
+  """Trains, or continues to train, the next of several runs.
+
+  Returns:
+    Whether the run has a usable model; if not, the reason is printed.
+  """
+  has_model = True
+  try:
+    train_one(builder.build(settings, folder), metrics_hook)
+  except training.TrainingFailedError as error:
+    has_model = False
+    print(error, file=sys.stderr, flush=True)
+  folder_lock.let_others_read(folder)  # The next runs may take long.
+  _free_memory()
+  return has_model
 
 
 def _free_memory() -> None:

@@ -1,19 +1,20 @@
-"""Trains several runs of a comparison at the same time, each in a process.
+"""Trains several runs of a comparison at the same time, in processes.
 
 The processes (`tff_bn.programs.runs.run_process`) use the locks of this
 process. They end when it ends, even if it is killed, because their standard
 input is closed then.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+import contextlib
+import functools
 import os
 import queue
 import signal
 import subprocess
 import sys
 import threading
-from typing import IO, TextIO
+from typing import IO, NamedTuple, Optional, TextIO
 
 from tff_bn.common import cores
 from tff_bn.common import interruptible
@@ -23,21 +24,135 @@ from tff_bn.programs.runs import run_process
 from tff_bn.training import folder_lock
 
 
-@dataclasses.dataclass(frozen=True)
-class _Child:
-  """A process that trains a run."""
+class _Event(NamedTuple):
+  """The end of a run or of a process, after all its lines are forwarded.
 
-  task: jobs.Task
-  process: subprocess.Popen[str]
+  `has_model` tells whether the run has a usable model; it is None if the
+  process has ended.
+  """
+
+  process: '_Process'
+  has_model: Optional[bool]
 
 
-def train(
+class _Process:
+  """A process that trains runs, one after another.
+
+  Attributes:
+    system: The process of the system.
+    task: The run that it trains, or trained last.
+    is_busy: Whether this run has no end yet.
+  """
+
+  def __init__(
+      self,
+      locks: Iterable[int],
+      arguments: Sequence[str],
+      shows: Callable[[str], bool],
+      events: 'queue.SimpleQueue[_Event]',
+  ):
+    self.system = subprocess.Popen(
+        [sys.executable, '-m', run_process.__name__, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=tuple(locks),
+        # Operations use the same number of threads as in this process, so that
+        # results have the same bits.
+        env={
+            **os.environ,
+            cores.ENVIRONMENT_VARIABLE: str(cores.per_operation()),
+        },
+        # Ctrl-C reaches this process only, which ends the others.
+        process_group=0,
+        encoding='utf-8',
+        errors='replace',
+    )
+    self.task: jobs.Task
+    self.is_busy = False
+    self._prefix = ''
+    self._events = events
+    # The process marks the end of a run in its error stream first, so nobody
+    # waits for a mark that does not come.
+    self._reached = threading.Semaphore(0)
+    streams = (
+        (self.system.stdout, sys.stdout, lambda line: True, self._report),
+        (self.system.stderr, sys.stderr, shows, self._note),
+    )
+    threads = [
+        threading.Thread(target=self._forward, args=stream)
+        for stream in streams
+    ]
+
+    def wait() -> None:
+      for thread in threads:
+        thread.join()
+      self.system.wait()
+      events.put(_Event(self, None))
+
+    for thread in (*threads, threading.Thread(target=wait)):
+      thread.daemon = True
+      thread.start()
+
+  def train(self, prefix: str, task: jobs.Task) -> None:
+    """Starts a run; a prefix stands before each line that it prints."""
+    progress.say(f'{prefix}{task.title}')
+    self._prefix, self.task, self.is_busy = prefix, task, True
+    lock = folder_lock.descriptor(task.folder)
+    self._send(run_process.Order(str(task.folder), lock).line())
+
+  def finish(self) -> None:
+    """Tells the process to end."""
+    self._send(run_process.END)
+
+  def _send(self, line: str) -> None:
+    assert self.system.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # It has just ended.
+      self.system.stdin.write(line)
+      self.system.stdin.flush()
+
+  def _note(self, result: str) -> None:
+    """Notes that the error stream has reached the end of a run."""
+    del result  # The other stream reports it.
+    self._reached.release()
+
+  def _report(self, result: str) -> None:
+    """Reports the end of a run."""
+    self._reached.acquire()
+    self._events.put(_Event(self, result == run_process.HAS_MODEL))
+
+  def _forward(
+      self,
+      source: IO[str],
+      target: TextIO,
+      shows: Callable[[str], bool],
+      at_end: Callable[[str], None],
+  ) -> None:
+    """Writes the lines that are shown, with the prefix of their run."""
+    is_open = True
+    # The loop goes on if writing fails: the process waits while its pipe is
+    # full.
+    for line in source:
+      text, mark, result = line.partition(run_process.MARK)
+      try:
+        if text and is_open and shows(text):
+          line_end = '' if text.endswith('\n') else '\n'
+          target.write(f'{self._prefix}{text}{line_end}')
+          target.flush()
+      except (OSError, ValueError):
+        is_open = False
+      if mark:
+        at_end(result)
+
+
+@contextlib.contextmanager
+def started(
     tasks: Sequence[jobs.Task],
     num_jobs: int,
     arguments: Sequence[str],
     shows: Callable[[str], bool],
-) -> list[jobs.Task]:
-  """Trains runs, with the same results as `jobs.train`.
+) -> Iterator[Callable[[], list[jobs.Task]]]:
+  """Starts processes, which import TensorFlow, and ends them after the block.
 
   Args:
     tasks: The runs, in folders that the caller claims; finished ones are
@@ -47,123 +162,70 @@ def train(
     shows: Whether to show a line that a process writes to its standard error
       stream.
 
-  Returns:
-    The runs that failed; a failure does not stop the other runs.
-
-  Raises:
-    RuntimeError: If a process ended for another reason. Then all end.
+  Yields:
+    A function that trains the runs with the same results as `jobs.train`, and
+    returns the runs that failed; such a failure does not stop the other runs.
+    It raises a `RuntimeError` if a process ended for another reason.
   """
+  locks = [folder_lock.descriptor(t.folder) for t in tasks if not t.is_finished]
+  events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+  processes: list[_Process] = []
+  try:
+    for _ in range(min(num_jobs, len(locks))):
+      processes.append(_Process(locks, arguments, shows, events))
+    yield functools.partial(_train, tasks, processes, events)
+  finally:
+    _end(processes)
+
+
+def _train(
+    tasks: Sequence[jobs.Task],
+    processes: Sequence[_Process],
+    events: 'queue.SimpleQueue[_Event]',
+) -> list[jobs.Task]:
+  """Trains runs in processes, see `started`."""
   jobs.announce_finished(tasks)
   waiting = [
       (f'[{number}/{len(tasks)}] ', task)
       for number, task in enumerate(tasks, start=1)
       if not task.is_finished
   ]
-  ended: queue.SimpleQueue[_Child] = queue.SimpleQueue()
-  running: list[_Child] = []
+  for process in processes:
+    process.train(*waiting.pop(0))
   failures = []
-  try:
-    while waiting or running:
-      while waiting and len(running) < num_jobs:
-        prefix, task = waiting.pop(0)
-        progress.say(f'{prefix}{task.title}')
-        running.append(_start(prefix, task, arguments, shows, ended))
-      child = interruptible.next_of(ended)
-      running.remove(child)
-      folder_lock.let_others_read(child.task.folder)
-      code = child.process.returncode
-      if code == run_process.TRAINING_FAILED:
-        failures.append(child.task)
-      elif code:
-        raise RuntimeError(_explain(child.task, code))
-  finally:
-    _end(running)
+  num_running = len(processes)
+  while num_running:
+    process, has_model = interruptible.next_of(events)
+    if has_model is None:
+      code = process.system.returncode
+      if process.is_busy or code:
+        raise RuntimeError(_explain(process.task, code))
+      num_running -= 1
+      continue
+    process.is_busy = False
+    folder_lock.let_others_read(process.task.folder)
+    if not has_model:
+      failures.append(process.task)
+    if waiting:
+      process.train(*waiting.pop(0))
+    else:
+      process.finish()
   return failures
 
 
-def _start(
-    prefix: str,
-    task: jobs.Task,
-    arguments: Sequence[str],
-    shows: Callable[[str], bool],
-    ended: 'queue.SimpleQueue[_Child]',
-) -> _Child:
-  """Starts a process, whose end is put into the queue."""
-  descriptor = folder_lock.descriptor(task.folder)
-  process = subprocess.Popen(
-      [
-          sys.executable,
-          '-m',
-          run_process.__name__,
-          f'--output_dir={task.folder}',
-          f'--lock={descriptor}',
-          *arguments,
-      ],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      pass_fds=(descriptor,),
-      # Operations use the same number of threads as in this process, so that
-      # results have the same bits.
-      env={
-          **os.environ,
-          cores.ENVIRONMENT_VARIABLE: str(cores.per_operation()),
-      },
-      # Ctrl-C reaches this process only, which ends the others.
-      process_group=0,
-      encoding='utf-8',
-      errors='replace',
-  )
-  assert process.stdout is not None and process.stderr is not None
-  child = _Child(task, process)
-  threads = [
-      threading.Thread(target=_forward, args=(prefix, *streams))
-      for streams in (
-          (process.stdout, sys.stdout, lambda line: True),
-          (process.stderr, sys.stderr, shows),
-      )
-  ]
-
-  def wait() -> None:
-    for thread in threads:
-      thread.join()
-    process.wait()
-    ended.put(child)
-
-  for thread in (*threads, threading.Thread(target=wait)):
-    thread.daemon = True
-    thread.start()
-  return child
-
-
-def _forward(
-    prefix: str,
-    source: IO[str],
-    target: TextIO,
-    shows: Callable[[str], bool],
-) -> None:
-  """Writes the lines of a process that are shown, with a prefix."""
-  is_open = True
-  # The loop goes on if writing fails: the process waits while its pipe is full.
-  for line in source:
-    try:
-      if is_open and shows(line):
-        target.write(f'{prefix}{line}')
-        target.flush()
-    except (OSError, ValueError):
-      is_open = False
-
-
-def _end(children: Iterable[_Child]) -> None:
-  """Ends processes; each saves its last round."""
+def _end(processes: Iterable[_Process]) -> None:
+  """Ends processes; each saves the last round of its run."""
   try:
-    for child in children:
-      child.process.terminate()
-    for child in children:
-      child.process.wait()
+    for process in processes:
+      if process.is_busy:
+        process.system.terminate()
+      else:
+        process.system.kill()
+    for process in processes:
+      process.system.wait()
   finally:  # A second Ctrl-C does not wait.
-    for child in children:
-      child.process.kill()
+    for process in processes:
+      process.system.kill()
 
 
 def _explain(task: jobs.Task, code: int) -> str:

@@ -1,9 +1,11 @@
 """Tests that run sweeps: what they write, and that they go on."""
 
 import html
+import io
 import os
 import re
 import signal
+import sys
 
 import csv_rows
 import ended_programs
@@ -247,13 +249,13 @@ def test_process_of_a_run_without_a_usable_model(tmp_path, monkeypatch, capfd):
   flags = command_line.parse(train.define_flags, [*_SMALL, *arguments])
   texts = settings.resolve(flags, 'fedavg', 0).to_flags()
   run_folder.begin(tmp_path, 'x', texts, overwrite=False)
-  watched = []
-  monkeypatch.setattr(run_process, 'end_with_parent', lambda: watched.append(1))
   descriptor = os.open(tmp_path, os.O_RDONLY)
-  with pytest.raises(SystemExit) as error:
-    run_process.run([f'--output_dir={tmp_path}', f'--lock={descriptor}'])
-  assert error.value.code == run_process.TRAINING_FAILED
-  assert 'The final model is not finite' in capfd.readouterr().err
-  assert watched == [1]
+  orders = run_process.Order(str(tmp_path), descriptor).line() + run_process.END
+  monkeypatch.setattr(sys, 'stdin', io.StringIO(orders))
+  assert run_process.run([]) == 0
+  out, err = capfd.readouterr()
+  assert 'The final model is not finite' in err
+  for text in (out, err):
+    assert text.endswith(f'{run_process.MARK}{run_process.NO_MODEL}')
   with pytest.raises(OSError, match='Bad file descriptor'):
     os.fstat(descriptor)

@@ -19,13 +19,17 @@ from tff_bn.programs.runs import parallel
 from tff_bn.programs.runs import run_process
 from tff_bn.training import folder_lock
 
-# Runs the file `script` in the run's folder.
+# Runs the file `script` in the folder of each run.
 _FAKE = """
 import os, pathlib, signal, sys, time
+from tff_bn.programs.runs import run_process
 
 arguments = dict(a.lstrip('-').split('=', 1) for a in sys.argv[1:])
-folder = pathlib.Path(arguments['output_dir'])
-exec((folder / 'script').read_text())
+for order in run_process.orders(sys.stdin):
+  folder = pathlib.Path(order.folder)
+  result = run_process.HAS_MODEL
+  exec((folder / 'script').read_text())
+  run_process.mark_end(result)
 """
 _WAIT = """
 (folder / 'started').write_text('')
@@ -36,6 +40,11 @@ time.sleep(60)
 def _shows_all(line):
   del line
   return True
+
+
+def _train(tasks, num_jobs, arguments, shows):
+  with parallel.started(tasks, num_jobs, arguments, shows) as train:
+    return train()
 
 
 @pytest.fixture
@@ -49,8 +58,7 @@ def fake(tmp_path, monkeypatch):
       parallel,
       'run_process',
       types.SimpleNamespace(
-          __name__='fake_run_process',
-          TRAINING_FAILED=run_process.TRAINING_FAILED,
+          **{**vars(run_process), '__name__': 'fake_run_process'}
       ),
   )
   with contextlib.ExitStack() as stack:
@@ -79,21 +87,21 @@ def test_output_and_arguments(fake, capfd, monkeypatch):
       print('no', file=sys.stderr)
       print(arguments['x'], os.environ['TF_NUM_INTRAOP_THREADS'])
       from tff_bn.training import folder_lock
-      with folder_lock.inherit(folder, int(arguments['lock'])):
+      with folder_lock.inherit(folder, order.lock):
         with folder_lock.hold(folder):
           print('held')
       """,
       'raise RuntimeError',
-      'print("no end", end="")',
+      'print("no line end", end="")',
       finished=[2],
   )
-  assert parallel.train(tasks, 1, ['--x=7'], lambda line: line != 'no\n') == []
+  assert _train(tasks, 1, ['--x=7'], lambda line: line != 'no\n') == []
   out, err = capfd.readouterr()
   assert out.splitlines() == [
       '[1/3] hello',
       '[1/3] 7 3',
       '[1/3] held',
-      '[3/3] no end',
+      '[3/3] no line end',
   ]
   assert err.splitlines() == [
       '[2/3] task 2: finished',
@@ -106,13 +114,13 @@ def test_output_and_arguments(fake, capfd, monkeypatch):
 def test_ctrl_c_reaches_this_process_only(fake, capfd):
   # A terminal sends the signal to all processes of its group.
   tasks = fake('print(os.getpgrp() == os.getpid())')
-  assert parallel.train(tasks, 1, [], _shows_all) == []
+  assert _train(tasks, 1, [], _shows_all) == []
   assert capfd.readouterr().out == '[1/1] True\n'
 
 
 def test_finished_runs_can_be_read(fake):
   tasks = fake('pass', 'pass', finished=[2])
-  parallel.train(tasks, 2, [], _shows_all)
+  _train(tasks, 2, [], _shows_all)
   for task in tasks:
     # Another process reads the folder.
     code = f"""
@@ -130,7 +138,7 @@ def test_number_of_processes_at_a_time(fake, tmp_path, num_jobs):
       time.sleep(0.4)
       print('-', end='', file=log, flush=True)
       """
-  parallel.train(fake(*[script] * 5), num_jobs, [], _shows_all)
+  _train(fake(*[script] * 5), num_jobs, [], _shows_all)
   running, most = 0, 0
   for sign in (tmp_path / 'log').read_text():
     running += 1 if sign == '+' else -1
@@ -138,12 +146,40 @@ def test_number_of_processes_at_a_time(fake, tmp_path, num_jobs):
   assert (running, most) == (0, num_jobs)
 
 
+def test_processes_train_several_runs(fake, tmp_path):
+  script = f"""
+      with open({str(tmp_path / 'pids')!r}, 'a') as pids:
+        print(os.getpid(), file=pids)
+      while len(set(open({str(tmp_path / 'pids')!r}))) < 2:
+        time.sleep(0.02)
+      """
+  _train(fake(*[script] * 6), 2, [], _shows_all)
+  pids = (tmp_path / 'pids').read_text().split()
+  assert len(pids) == 6
+  assert len(set(pids)) == 2
+
+
+def test_lines_have_the_number_of_their_run(fake, capfd):
+  script = """
+      number = folder.name.removeprefix('run')
+      for stream in (sys.stdout, sys.stderr):
+        print(*[number] * 2000, sep=chr(10), file=stream)
+      """
+  _train(fake(*[script] * 5), 2, [], _shows_all)
+  for text in capfd.readouterr():
+    lines = [line for line in text.splitlines() if 'task' not in line]
+    assert len(lines) == 5 * 2000
+    for line in lines:
+      number = line[-1]
+      assert line == f'[{number}/5] {number}'
+
+
 def test_run_without_a_usable_model_does_not_stop_the_others(fake, tmp_path):
   tasks = fake(
-      'print("bad", file=sys.stderr); sys.exit(3)',
+      'print("bad", file=sys.stderr); result = run_process.NO_MODEL',
       '(folder / "done").write_text("")',
   )
-  assert parallel.train(tasks, 1, [], _shows_all) == [tasks[0]]
+  assert _train(tasks, 1, [], _shows_all) == [tasks[0]]
   assert (tmp_path / 'run2' / 'done').exists()
 
 
@@ -161,6 +197,7 @@ def _wait_until_started(folder, number):
             'sys.exit(1)',
             '^task 2 failed, see the error above. The same command',
         ),
+        ('sys.exit(0)', '^task 2 failed, see the error above. The same'),
         ('os.kill(os.getpid(), signal.SIGKILL)', 'SIGKILL, perhaps .* memory'),
         (
             'os.kill(os.getpid(), signal.SIGSEGV)',
@@ -185,7 +222,7 @@ def test_other_errors_end_all_processes(fake, tmp_path, end, message):
       _WAIT,
   )
   with pytest.raises(RuntimeError, match=message):
-    parallel.train(tasks, 2, [], _shows_all)
+    _train(tasks, 2, [], _shows_all)
   assert (tmp_path / 'run1' / 'stopped').exists()
   assert not (tmp_path / 'run3' / 'started').exists()
 
@@ -221,7 +258,7 @@ def test_ctrl_c_waits_and_twice_does_not(fake, tmp_path, ctrl_c):
   thread = threading.Thread(target=interrupt)
   thread.start()
   with pytest.raises(KeyboardInterrupt):
-    parallel.train(tasks, 2, [], _shows_all)
+    _train(tasks, 2, [], _shows_all)
   thread.join()
   for number in (1, 2):
     pid = int((tmp_path / f'run{number}' / 'pid').read_text())
@@ -236,16 +273,17 @@ def test_second_ctrl_c_may_come_at_once():
     raise KeyboardInterrupt
 
   killed = []
-  children = [
+  processes = [
       types.SimpleNamespace(
-          process=types.SimpleNamespace(
+          is_busy=True,
+          system=types.SimpleNamespace(
               terminate=interrupted, kill=lambda n=number: killed.append(n)
-          )
+          ),
       )
       for number in (1, 2)
   ]
   with pytest.raises(KeyboardInterrupt):
-    parallel._end(children)
+    parallel._end(processes)
   assert killed == [1, 2]
 
 
@@ -257,14 +295,17 @@ def _is_alive(pid):
   return stat.rpartition(')')[2].split()[0] != 'Z'
 
 
-def test_process_ends_when_its_input_is_closed():
-  code = """
-import time
+@pytest.mark.parametrize('is_busy', [True, False])
+def test_process_ends_when_its_input_is_closed(is_busy):
+  code = f"""
+import sys, time
 from tff_bn.programs.runs import run_process
 
-run_process.end_with_parent()
+waiting = run_process.orders(sys.stdin)
 print('ready', flush=True)
-time.sleep(60)
+if {is_busy}:
+  time.sleep(60)
+next(waiting)
 """
   process = subprocess.Popen(
       [sys.executable, '-c', code],
@@ -280,18 +321,48 @@ time.sleep(60)
 
 def test_process_that_does_not_end_is_killed():
   code = """
-import signal, time
+import signal, sys, time
 from tff_bn.programs.runs import run_process
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 run_process._PATIENCE_SECONDS = 0.1
-run_process.end_with_parent()
+run_process.orders(sys.stdin)
 time.sleep(60)
 """
   process = subprocess.run(
       [sys.executable, '-c', code], stdin=subprocess.DEVNULL, check=False
   )
   assert process.returncode == -signal.SIGKILL
+
+
+def test_process_may_end_after_its_last_order():
+  code = """
+import sys, time
+from tff_bn.programs.runs import run_process
+
+print(list(run_process.orders(sys.stdin)))
+time.sleep(0.5)
+"""
+  order = run_process.Order('a\nb', 7)
+  process = subprocess.run(
+      [sys.executable, '-c', code],
+      input=f'{order.line()}{run_process.END}',
+      stdout=subprocess.PIPE,
+      text=True,
+      check=True,
+  )
+  assert process.stdout == f'{[order]}\n'
+
+
+def test_processes_without_a_run_are_killed(fake, capfd):
+  tasks = fake('pass', 'pass')
+  with (
+      pytest.raises(ValueError, match='the checks'),
+      parallel.started(tasks, 2, [], _shows_all),
+  ):
+    raise ValueError('the checks')
+  # They print nothing about their end.
+  assert capfd.readouterr() == ('', '')
 
 
 def test_lock_is_only_for_claimed_folders(tmp_path):
