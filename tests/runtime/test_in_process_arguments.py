@@ -158,6 +158,64 @@ def test_more_is_accepted(type_spec, value, expected, in_process_context):
   comparison.assert_equal(comparison.as_plain(found), expected)
 
 
+def _arrays(z, a):
+  return _OD(z=np.array(z, np.int32), a=np.array(a, np.float32))
+
+
+@pytest.mark.parametrize(
+    'second',
+    [
+        _arrays(3, 4.0),
+        dict(reversed(_arrays(3, 4.0).items())),
+        _Point(**_arrays(3, 4.0)),
+        tuple(_arrays(3, 4.0).values()),
+        _OD(z=3, a=4.0),
+        _arrays(3, 4.0) | {'a': np.float16(4.0)},
+    ],
+)
+def test_clients_may_have_other_containers(second, in_process_context):
+  comp = _identity(cases.clients(_ROW))
+  found = in_process_context.invoke(comp, [_arrays(1, 2.0), second])
+  assert [type(value) for value in found] == [_OD, _OD]
+  comparison.assert_equal(found, [_ROW_VALUE, _OD(z=3, a=4.0)])
+
+
+@pytest.mark.parametrize(
+    'member',
+    [
+        _Point(np.int32, np.float32),
+        _Pair(np.int32, np.float32),
+        [np.int32, np.float32],
+        (np.int32, _OD(z=np.float32, a=(np.int32, _Point(np.int32, np.int32)))),
+        dict(z=np.int32, a=np.float32),
+        _Struct([('z', np.int32), ('a', np.float32)]),
+        tff.StructWithPythonType([('z', np.int32), ('a', np.int32)], _Struct),
+        [],
+    ],
+)
+def test_containers_of_results(member, in_process_context, native_context):
+  type_spec = tff.to_type(member)
+  numbers = iter(range(20))
+
+  def value(part):
+    if isinstance(part, tff.StructType):
+      return _Struct(
+          [(name, value(p)) for name, p in tff.structure.iter_elements(part)]
+      )
+    return np.array(next(numbers), part.dtype)
+
+  values = [
+      tff.types.type_to_py_container(value(type_spec), type_spec)
+      for _ in range(3)
+  ]
+  comp = _identity(cases.clients(type_spec))
+  found, expected = (
+      context.invoke(comp, values)
+      for context in (in_process_context, native_context)
+  )
+  comparison.assert_equal(found, expected)
+
+
 _REFUSED = [
     # Another dtype.
     (_INT, 1.0, r'The argument must be of type int32, but is 1\.0'),
@@ -197,6 +255,16 @@ _REFUSED = [
         cases.clients(_ROW),
         [_ROW_VALUE, _OD(z=1.5, a=2.0)],
         r'argument\[1\]\.z must be of type int32, but is 1\.5',
+    ),
+    (
+        cases.clients(_ROW),
+        [_arrays(1, 2.0), _arrays(1, 2.0) | {'z': np.array([1], np.int32)}],
+        r'argument\[1\]\.z must be of type int32, but has the shape \[1\]',
+    ),
+    (
+        cases.clients(_ROW),
+        [_arrays(1, 2.0), _OD(a=np.array(1.0, np.float32))],
+        r"argument\[1\] must have .* \['z', 'a'\], but has \['a'\]",
     ),
     (
         tff.to_type(_OD(y=cases.clients(_INT), x=_OD(b=cases.clients(_FLOAT)))),

@@ -17,8 +17,11 @@ from tff_bn.training.client_state_store import ClientStateStore
 from tff_bn.training.client_state_store import ClientStateStoreError
 
 
-@pytest.fixture
-def path(tmp_path):
+@pytest.fixture(params=['in memory', 'in the file', 'in both'])
+def path(tmp_path, request, monkeypatch):
+  """The file of a store that keeps uncommitted states in these places."""
+  limit = {'in memory': 2**26, 'in the file': 0, 'in both': 250}[request.param]
+  monkeypatch.setattr(client_state_store, '_MAX_PENDING_BYTES', limit)
   return tmp_path / 'states.sqlite'
 
 
@@ -152,6 +155,31 @@ def test_between_commits_only_the_newest_version_is_kept(store):
   assert [_value(store.get('a', r)) for r in (1, 2, 3, 4)] == [1, 1, 1, 4]
 
 
+def test_an_older_version_of_a_round_that_is_not_committed_is_gone(store):
+  _commit(store, 1)
+  store.put_many(2, {'a': _state(2)})
+  assert store.newest_round == 2
+  store.put_many(3, {'a': _state(3)})
+
+  assert [_value(store.get('a', r)) for r in (1, 2, 3)] == [1, 1, 3]
+
+
+def test_states_are_in_memory_up_to_a_size(tmp_path, monkeypatch):
+  monkeypatch.setattr(client_state_store, '_MAX_PENDING_BYTES', 1000)
+  state = {'x': np.zeros(100, np.float32)}  # 400 bytes and a header.
+  with ClientStateStore(tmp_path / 'states.sqlite') as store:
+    for round_num in range(1, 4):
+      store.put_many(round_num, {'a': state, 'b': state})
+      assert list(store._pending) == ['a', 'b']
+    store.put_many(4, {'c': state})
+    assert not store._pending
+    store.put_many(5, {'a': state, 'b': state})
+    assert list(store._pending) == ['a', 'b']
+    store.put_many(6, {'d': {'x': np.zeros(1000, np.float32)}})
+    assert not store._pending
+    assert [client for client, _ in store.newest()] == ['a', 'b', 'c', 'd']
+
+
 def test_putting_a_committed_round_again_is_an_error(store):
   _commit(store, 3)
 
@@ -235,7 +263,9 @@ def test_prune_does_not_commit_what_was_put(path):
 def test_killed_writer_leaves_the_last_commit(path):
   script = f"""
 import numpy as np
+from tff_bn.training import client_state_store
 from tff_bn.training.client_state_store import ClientStateStore
+client_state_store._MAX_PENDING_BYTES = 0
 store = ClientStateStore({str(path)!r})
 # Larger than SQLite's cache, so that uncommitted pages reach the file.
 big = np.zeros([400_000])

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 import functools
 import itertools
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -61,13 +61,57 @@ def _flatten(
           f' values of {len(argument.clients)}.'
       )
     checked: list[Any] = []
+    form: Optional[_Form] = None
     for number, (leaves, member) in enumerate(zip(argument.clients, value)):
-      leaves += _leaves(member, type_spec.member, f'{name}[{number}]', checked)
+      own = None if form is None else form.leaves(member)
+      if own is None:
+        own = _leaves(member, type_spec.member, f'{name}[{number}]', checked)
+        if number == 0:
+          form = _Form.of(member, own, type_spec.member)
+      leaves += own
   elif isinstance(type_spec, tff.StructType):
     for element, part, element_name in _elements(value, type_spec, name):
       _flatten(part, element, element_name, argument)
   else:
     argument.server += _leaves(value, type_spec, name)
+
+
+class _Form(NamedTuple):
+  """The form of a client's value, to flatten other clients' values fast.
+
+  Attributes:
+    value: The value, whose leaves are all arrays of the right type.
+    order: The place of each leaf in the order of `tf.nest.flatten`.
+    types: The types of the leaves.
+  """
+
+  value: Any
+  order: Sequence[int]
+  types: Sequence[tff.TensorType]
+
+  @classmethod
+  def of(
+      cls, value: Any, leaves: Sequence[Any], type_spec: tff.Type
+  ) -> Optional['_Form']:
+    """Returns the form of a value with some leaves, if it has one."""
+    types = element_structure.leaf_types(type_spec)
+    places = {id(leaf): n for n, leaf in enumerate(tf.nest.flatten(value))}
+    order = [places.get(id(leaf)) for leaf in leaves]
+    has_form = len(leaves) == len(places) and all(
+        place is not None and _has_type(leaf, leaf_type)
+        for leaf, leaf_type, place in zip(leaves, types, order)
+    )
+    return cls(value, order, types) if has_form else None
+
+  def leaves(self, value: Any) -> Optional[list[Any]]:
+    """Returns the leaves of a value; `None` if it has another form."""
+    try:
+      tf.nest.assert_same_structure(self.value, value)
+    except (TypeError, ValueError):
+      return None
+    flat = tf.nest.flatten(value)
+    leaves = [flat[place] for place in self.order]
+    return leaves if all(map(_has_type, leaves, self.types)) else None
 
 
 def _type_error(name: str, type_spec: tff.Type, problem: str) -> TypeError:
@@ -133,11 +177,7 @@ def _leaves(
 
 def _tensor(value: Any, type_spec: tff.TensorType, name: str) -> Any:
   """Checks a value and returns it as a NumPy array or a tensor."""
-  if (
-      type(value) is np.ndarray
-      and value.dtype == type_spec.dtype
-      and value.shape == type_spec.shape
-  ):
+  if _has_type(value, type_spec):
     return value  # The other checks are slow for many clients.
   dtype = tf.as_dtype(type_spec.dtype)
   if isinstance(value, tf.Variable):
@@ -162,6 +202,16 @@ def _tensor(value: Any, type_spec: tff.TensorType, name: str) -> Any:
   if not tf.TensorShape(type_spec.shape).is_compatible_with(value.shape):
     raise _type_error(name, type_spec, f'has the shape {list(value.shape)}')
   return value
+
+
+def _has_type(value: Any, type_spec: tff.Type) -> bool:
+  """Returns whether a value is an array of a tensor type without changes."""
+  return (
+      type(value) is np.ndarray
+      and isinstance(type_spec, tff.TensorType)
+      and value.dtype == type_spec.dtype
+      and value.shape == type_spec.shape
+  )
 
 
 def _is_part_of(dtype: tf.DType, other: tf.DType) -> bool:
@@ -285,12 +335,7 @@ def build_result(
           client_values(next(leaves))
           for _ in element_structure.leaf_types(type_spec.member)
       ]
-      return [
-          element_structure.unflatten(
-              type_spec.member, iter([c[client] for c in columns])
-          )
-          for client in range(num_clients)
-      ]
+      return _values_of_clients(type_spec.member, columns, num_clients)
     if isinstance(type_spec, tff.StructType):
       return tff.structure.Struct(
           [
@@ -301,3 +346,24 @@ def build_result(
     return server_value(next(leaves))
 
   return tff.types.type_to_py_container(build(type_spec), type_spec)
+
+
+def _values_of_clients(
+    type_spec: tff.Type, columns: Sequence[Sequence[Any]], num_clients: int
+) -> list[Any]:
+  """Returns each client's value, given the clients' values of each leaf."""
+
+  def converted(leaves: Iterable[Any]) -> Any:
+    struct = element_structure.unflatten(type_spec, iter(leaves))
+    return tff.types.type_to_py_container(struct, type_spec)
+
+  # TFF is slow, so it converts one value, whose form the others get.
+  form = converted(range(len(columns)))
+  order = tf.nest.flatten(form)
+  if not all(isinstance(leaf, int) for leaf in order):
+    # TensorFlow does not see into a `tff.structure.Struct`.
+    return [converted(c[n] for c in columns) for n in range(num_clients)]
+  return [
+      tf.nest.pack_sequence_as(form, [columns[leaf][n] for leaf in order])
+      for n in range(num_clients)
+  ]

@@ -26,9 +26,24 @@ def encode_state(state: Any, owner: str = '') -> bytes:
   """Encodes a nested structure of arrays, with a checksum.
 
   Args:
+    state: See `encode_body`.
+    owner: Only this owner can decode the bytes.
+
+  Returns:
+    The bytes.
+
+  Raises:
+    TypeError: See `encode_body`.
+  """
+  return with_checksum(encode_body(state), owner)
+
+
+def encode_body(state: Any) -> bytes:
+  """Encodes a nested structure of arrays.
+
+  Args:
     state: Nested dictionaries with string keys, lists and tuples of NumPy
       arrays, or of values that `np.asarray` turns into numeric arrays.
-    owner: Only this owner can decode the bytes.
 
   Returns:
     The bytes.
@@ -39,6 +54,8 @@ def encode_state(state: Any, owner: str = '') -> bytes:
   leaves = []
 
   def describe(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+      return leaf(value)  # The next check is slow for many arrays.
     if isinstance(value, Mapping):
       if not all(isinstance(key, str) for key in value):
         raise TypeError(f'The keys {list(value)} must be strings.')
@@ -46,6 +63,9 @@ def encode_state(state: Any, owner: str = '') -> bytes:
     if isinstance(value, (list, tuple)):
       kind = 'list' if isinstance(value, list) else 'tuple'
       return {kind: [describe(item) for item in value]}
+    return leaf(value)
+
+  def leaf(value: Any) -> Any:
     array = np.asarray(value)
     if array.dtype.kind not in 'biufc':
       raise TypeError(
@@ -57,7 +77,11 @@ def encode_state(state: Any, owner: str = '') -> bytes:
 
   header = json.dumps(describe(state), separators=(',', ':')).encode()
   length = len(header).to_bytes(_LENGTH_BYTES, 'little')
-  body = b''.join([length, header, *leaves])
+  return b''.join([length, header, *leaves])
+
+
+def with_checksum(body: bytes, owner: str) -> bytes:
+  """Returns bytes that `check_checksum` accepts for an owner."""
   return _checksum(body, owner) + body
 
 
@@ -89,7 +113,11 @@ def decode_state(data: bytes, owner: str = '') -> Any:
     CorruptStateError: If the bytes were changed or cut, or belong to another
       owner.
   """
-  body = check_checksum(data, owner)
+  return decode_body(check_checksum(data, owner))
+
+
+def decode_body(body: bytes) -> Any:
+  """Decodes what `encode_body` returned; see `decode_state`."""
   start = _LENGTH_BYTES
   end = start + int.from_bytes(body[:_LENGTH_BYTES], 'little')
   offset = end

@@ -23,6 +23,9 @@ from tff_bn.training import client_state_codec
 _APPLICATION_ID = 0x7446424E
 _FORMAT = 2
 _BUSY_SECONDS = 1.0
+# The states that are kept in memory. If the process dies before the next
+# `commit`, they are lost, as what is in the file would be.
+_MAX_PENDING_BYTES = 2**26
 
 
 class ClientStateStoreError(RuntimeError):
@@ -36,6 +39,9 @@ class ClientStateStore:
   not sampled in a round has no version of it; its newest older version applies.
   The store keeps all versions of committed rounds until `prune`, and of the
   rounds since the last `commit` only the newest version of each client.
+
+  Until `commit`, states are in memory, up to 64 MiB of them. So each is written
+  once for a checkpoint, and not in each round.
 
   Committed states survive the death of the process and of the machine. SQLite
   rolls back uncommitted changes when it opens the file. Only one process at a
@@ -58,6 +64,9 @@ class ClientStateStore:
     """
     self.path = os.fspath(path)
     self._run = run or ''
+    # The round and the encoded state, without its checksum, by client id.
+    self._pending: dict[str, tuple[int, bytes]] = {}
+    self._pending_bytes = 0
     try:
       # With isolation_level=None the module begins no transactions itself.
       self._connection = sqlite3.connect(
@@ -161,6 +170,30 @@ class ClientStateStore:
     if not self._connection.in_transaction:
       self._execute('BEGIN EXCLUSIVE')
 
+  def _flush(self) -> None:
+    """Writes the states that are in memory, in the transaction of `commit`."""
+    if not self._pending:
+      return
+    committed = self.committed_round
+    # If the process dies before `commit`, SQLite rolls this back.
+    self._begin()
+    for client_id, (round_num, body) in self._pending.items():
+      self._execute(
+          'DELETE FROM states WHERE client_id = ? AND round > ?',
+          client_id,
+          -1 if committed is None else committed,
+      )
+      self._execute(
+          'INSERT INTO states VALUES (?, ?, ?)',
+          client_id,
+          round_num,
+          client_state_codec.with_checksum(
+              body, self._owner(client_id, round_num)
+          ),
+      )
+    self._pending.clear()
+    self._pending_bytes = 0
+
   @property
   def committed_round(self) -> Optional[int]:
     """The round of the last `commit`; `None` before the first."""
@@ -169,6 +202,7 @@ class ClientStateStore:
   @property
   def newest_round(self) -> Optional[int]:
     """The newest round of all states; `None` if there are no states."""
+    self._flush()
     return self._select_one('SELECT max(round) FROM states')
 
   def get(
@@ -178,6 +212,11 @@ class ClientStateStore:
 
     If `round_num` is given, versions of later rounds are ignored.
     """
+    if client_id in self._pending:
+      found_round, body = self._pending[client_id]
+      if round_num is None or found_round <= round_num:
+        return client_state_codec.decode_body(body)
+      self._flush()  # It replaces versions of rounds that are not committed.
     rows = self._execute(
         'SELECT round, state FROM states WHERE client_id = ?1 AND'
         ' (?2 IS NULL OR round <= ?2) ORDER BY round DESC LIMIT 1',
@@ -204,6 +243,7 @@ class ClientStateStore:
       self, column: str, round_num: Optional[int] = None
   ) -> Iterator[tuple[str, int, Any]]:
     """Yields the id, round and a column of each client's newest state."""
+    self._flush()
     rows = self._execute(
         f'SELECT client_id, round, {column} FROM states AS newest WHERE round ='
         ' (SELECT max(round) FROM states WHERE client_id = newest.client_id AND'
@@ -274,26 +314,19 @@ class ClientStateStore:
           ' client states were committed already.'
       )
     encoded = {
-        client_id: client_state_codec.encode_state(
-            state, self._owner(client_id, round_num)
-        )
+        client_id: (round_num, client_state_codec.encode_body(state))
         for client_id, state in states.items()
     }
-    # One transaction until `commit`. If the process dies before that, SQLite
-    # rolls it back.
-    self._begin()
-    for client_id, data in encoded.items():
-      self._execute(
-          'DELETE FROM states WHERE client_id = ? AND round > ?',
-          client_id,
-          -1 if committed is None else committed,
-      )
-      self._execute(
-          'INSERT INTO states VALUES (?, ?, ?)', client_id, round_num, data
-      )
+    for client_id, (_, body) in encoded.items():
+      _, replaced = self._pending.get(client_id, (0, b''))
+      self._pending_bytes += len(body) - len(replaced)
+    self._pending.update(encoded)
+    if self._pending_bytes > _MAX_PENDING_BYTES:
+      self._flush()
 
   def commit(self, round_num: int) -> None:
     """Makes all stored states durable, as the states of this round."""
+    self._flush()
     self._begin()
     self._set_committed_round(round_num)
     self._execute('COMMIT')
@@ -305,6 +338,7 @@ class ClientStateStore:
 
   def forget_after(self, round_num: int) -> None:
     """Drops all versions of later rounds, durably; -1 drops everything."""
+    self._flush()
     self._begin()
     self._execute('DELETE FROM states WHERE round > ?', round_num)
     committed = self.committed_round
@@ -320,6 +354,7 @@ class ClientStateStore:
     Every client keeps its newest version of at most `oldest_kept_round`, the
     round of the oldest checkpoint that is kept, and all newer versions.
     """
+    self._flush()
     # If the transaction of the next `commit` is open, pruning must not make its
     # states durable.
     in_transaction = self._connection.in_transaction
@@ -338,6 +373,7 @@ class ClientStateStore:
 
     If `round_num` is given, versions of later rounds are ignored.
     """
+    self._flush()
     rows = self._execute(
         'SELECT DISTINCT client_id FROM states WHERE ?1 IS NULL OR round <= ?1',
         round_num,
