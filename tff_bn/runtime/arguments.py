@@ -96,12 +96,12 @@ class _Form(NamedTuple):
     """Returns the form of a value with some leaves, if it has one."""
     types = element_structure.leaf_types(type_spec)
     places = {id(leaf): n for n, leaf in enumerate(tf.nest.flatten(value))}
-    order = [places.get(id(leaf)) for leaf in leaves]
-    has_form = len(leaves) == len(places) and all(
-        place is not None and _has_type(leaf, leaf_type)
-        for leaf, leaf_type, place in zip(leaves, types, order)
+    has_form = set(map(id, leaves)) == set(places) and all(
+        map(_has_type, leaves, types)
     )
-    return cls(value, order, types) if has_form else None
+    if not has_form or len(leaves) != len(places):
+      return None
+    return cls(value, [places[id(leaf)] for leaf in leaves], types)
 
   def leaves(self, value: Any) -> Optional[list[Any]]:
     """Returns the leaves of a value; `None` if it has another form."""
