@@ -71,6 +71,7 @@ class _Process:
     self.task: jobs.Task
     self.is_busy = False
     self._prefix = ''
+    self._is_shown = True
     self._events = events
     # The process marks the end of a run in its error stream first, so nobody
     # waits for a mark that does not come.
@@ -105,6 +106,11 @@ class _Process:
     """Tells the process to end."""
     self._send(run_process.END)
 
+  def end(self) -> None:
+    """Ends the process; if it trains a run, it saves the last round."""
+    self._is_shown = self.is_busy  # Without a run, it has nothing to tell.
+    self.system.terminate()
+
   def _send(self, line: str) -> None:
     assert self.system.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # It has just ended.
@@ -135,7 +141,7 @@ class _Process:
     for line in source:
       text, mark, result = line.partition(run_process.MARK)
       try:
-        if text and is_open and shows(text):
+        if text and is_open and self._is_shown and shows(text):
           line_end = '' if text.endswith('\n') else '\n'
           target.write(f'{self._prefix}{text}{line_end}')
           target.flush()
@@ -214,13 +220,10 @@ def _train(
 
 
 def _end(processes: Iterable[_Process]) -> None:
-  """Ends processes; each saves the last round of its run."""
+  """Ends processes, and waits for them."""
   try:
     for process in processes:
-      if process.is_busy:
-        process.system.terminate()
-      else:
-        process.system.kill()
+      process.end()
     for process in processes:
       process.system.wait()
   finally:  # A second Ctrl-C does not wait.

@@ -8,6 +8,7 @@ its clients as arrays and uses the same variables for all of them.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+import functools
 import math
 from typing import Any, Optional
 
@@ -80,17 +81,19 @@ class BulkPlan:
         BulkPass(part, graph_of, is_compiled) for part in plan.passes
     ]
     self.is_compiled = is_compiled
-    self._specs = [
+    specs = [
         leaf.spec
         for part in plan.passes
         for leaf in _values(part)
         if not _is_dataset(leaf)
     ]
-    self._bytes_of_samples: dict[symbols.Leaf, int] = {}
-    # By the number of samples in a batch.
-    self._bytes_of_values: dict[int, int] = {}
+    # They are the same for nearly all clients.
+    self._sample_bytes = functools.cache(_sample_bytes)
+    self._values_bytes = functools.cache(
+        lambda batch_size: sum(_num_bytes(spec, batch_size) for spec in specs)
+    )
     self.needs_equal_batches = is_compiled or not all(
-        spec.shape.is_fully_defined() for spec in self._specs
+        spec.shape.is_fully_defined() for spec in specs
     )
 
   def client_bytes(self, client: Mapping[symbols.Leaf, Any]) -> int:
@@ -106,21 +109,10 @@ class BulkPlan:
         num_bytes += int(np.sum(value.sizes)) * self._sample_bytes(leaf)
     return num_bytes + self._values_bytes(batch_size)
 
-  def _sample_bytes(self, leaf: symbols.Leaf) -> int:
-    """Returns the size of a sample of a dataset."""
-    if leaf not in self._bytes_of_samples:
-      self._bytes_of_samples[leaf] = sum(
-          _num_bytes(spec, 1) for spec in _samples_specs(leaf, False)
-      )
-    return self._bytes_of_samples[leaf]
 
-  def _values_bytes(self, batch_size: int) -> int:
-    """Returns the size of the values that a client computes."""
-    if batch_size not in self._bytes_of_values:
-      self._bytes_of_values[batch_size] = sum(
-          _num_bytes(spec, batch_size) for spec in self._specs
-      )
-    return self._bytes_of_values[batch_size]
+def _sample_bytes(leaf: symbols.Leaf) -> int:
+  """Returns the size of a sample of a dataset."""
+  return sum(_num_bytes(spec, 1) for spec in _samples_specs(leaf, False))
 
 
 def is_possible(plan: plan_lib.Plan) -> bool:

@@ -69,10 +69,9 @@ class PlanContext(tff.framework.SyncContext, abc.ABC):
         # Its functions are traced.
         stack.enter_context(garbage.collected_rarely())
       plan = self.plan(comp)
-      try:
+      with contextlib.suppress(execution.NotCompiledError):
         return self._run(comp, plan, argument)
-      except execution.NotCompiledError:
-        return self._run(comp, plan, argument)
+      return self._run(comp, plan, argument)
 
   def _run(
       self,
