@@ -326,7 +326,7 @@ class OutputFlags(flag_groups.base_class(*_OUTPUT, _VERBOSITY)):  # type: ignore
 
 @dataclasses.dataclass(frozen=True)
 class VerbosityFlags(flag_groups.base_class(_VERBOSITY)):  # type: ignore[misc]
-  """What a process logs whose files another one chooses."""
+  """What a process of `tff-bn-compare --jobs` prints."""
 
   TITLE = 'Output'
 

@@ -259,6 +259,7 @@ def train(
     progress.say(f'[{number}/{len(tasks)}] {task.title}')
     if not train_next(builder, task.settings, task.folder, metrics_hook):
       failures.append(task)
+    folder_lock.let_others_read(task.folder)  # The next runs may take long.
   return failures
 
 
@@ -279,7 +280,6 @@ def train_next(
   except training.TrainingFailedError as error:
     has_model = False
     print(error, file=sys.stderr, flush=True)
-  folder_lock.let_others_read(folder)  # The next runs may take long.
   _free_memory()
   return has_model
 

@@ -39,7 +39,7 @@ class _Process:
   """A process that trains runs, one after another.
 
   Attributes:
-    system: The process of the system.
+    popen: The process.
     task: The run that it trains, or trained last.
     is_busy: Whether this run has no end yet.
   """
@@ -51,7 +51,7 @@ class _Process:
       shows: Callable[[str], bool],
       events: 'queue.SimpleQueue[_Event]',
   ):
-    self.system = subprocess.Popen(
+    self.popen = subprocess.Popen(
         [sys.executable, '-m', run_process.__name__, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -77,8 +77,8 @@ class _Process:
     # waits for a mark that does not come.
     self._reached = threading.Semaphore(0)
     streams = (
-        (self.system.stdout, sys.stdout, lambda line: True, self._report),
-        (self.system.stderr, sys.stderr, shows, self._note),
+        (self.popen.stdout, sys.stdout, lambda line: True, self._report),
+        (self.popen.stderr, sys.stderr, shows, self._note),
     )
     threads = [
         threading.Thread(target=self._forward, args=stream)
@@ -88,7 +88,7 @@ class _Process:
     def wait() -> None:
       for thread in threads:
         thread.join()
-      self.system.wait()
+      self.popen.wait()
       events.put(_Event(self, None))
 
     for thread in (*threads, threading.Thread(target=wait)):
@@ -109,13 +109,13 @@ class _Process:
   def end(self) -> None:
     """Ends the process; if it trains a run, it saves the last round."""
     self._is_shown = self.is_busy  # Without a run, it has nothing to tell.
-    self.system.terminate()
+    self.popen.terminate()
 
   def _send(self, line: str) -> None:
-    assert self.system.stdin is not None
+    assert self.popen.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # It has just ended.
-      self.system.stdin.write(line)
-      self.system.stdin.flush()
+      self.popen.stdin.write(line)
+      self.popen.stdin.flush()
 
   def _note(self, result: str) -> None:
     """Notes that the error stream has reached the end of a run."""
@@ -203,7 +203,7 @@ def _train(
   while num_running:
     process, has_model = interruptible.next_of(events)
     if has_model is None:
-      code = process.system.returncode
+      code = process.popen.returncode
       if process.is_busy or code:
         raise RuntimeError(_explain(process.task, code))
       num_running -= 1
@@ -225,10 +225,10 @@ def _end(processes: Iterable[_Process]) -> None:
     for process in processes:
       process.end()
     for process in processes:
-      process.system.wait()
+      process.popen.wait()
   finally:  # A second Ctrl-C does not wait.
     for process in processes:
-      process.system.kill()
+      process.popen.kill()
 
 
 def _explain(task: jobs.Task, code: int) -> str:

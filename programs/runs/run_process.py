@@ -31,7 +31,7 @@ from tff_bn.programs.runs import finished_run
 from tff_bn.training import folder_lock
 
 END = 'end\n'
-# Text has no such character.
+# A character that no run prints.
 MARK = '\x1e'
 HAS_MODEL = 'has a model\n'
 NO_MODEL = 'has no model\n'

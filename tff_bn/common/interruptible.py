@@ -1,8 +1,8 @@
 """Waiting that signals can end.
 
-Python handles signals, such as that of Ctrl-C, in the main thread alone. If the
-kernel delivers a signal to another thread while the main thread waits, Python
-handles it when the wait ends. So the functions here wake up every second.
+Python runs the handler of a signal, such as that of Ctrl-C, only in the main
+thread. If another thread receives the signal while the main thread waits, the
+handler runs after the wait. So the functions here wake up every second.
 """
 
 import concurrent.futures

@@ -54,18 +54,14 @@ def encode_body(state: Any) -> bytes:
   leaves = []
 
   def describe(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-      return leaf(value)  # The next check is slow for many arrays.
-    if isinstance(value, Mapping):
+    # The first check saves the second one, which is slow for many arrays.
+    if not isinstance(value, np.ndarray) and isinstance(value, Mapping):
       if not all(isinstance(key, str) for key in value):
         raise TypeError(f'The keys {list(value)} must be strings.')
       return {'dict': [[key, describe(item)] for key, item in value.items()]}
     if isinstance(value, (list, tuple)):
       kind = 'list' if isinstance(value, list) else 'tuple'
       return {kind: [describe(item) for item in value]}
-    return leaf(value)
-
-  def leaf(value: Any) -> Any:
     array = np.asarray(value)
     if array.dtype.kind not in 'biufc':
       raise TypeError(

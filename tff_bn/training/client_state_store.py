@@ -40,8 +40,8 @@ class ClientStateStore:
   The store keeps all versions of committed rounds until `prune`, and of the
   rounds since the last `commit` only the newest version of each client.
 
-  Until `commit`, states are in memory, up to 64 MiB of them. So each is written
-  once for a checkpoint, and not in each round.
+  Until `commit`, states stay in memory unless they are too large for it. So the
+  file gets them once for a checkpoint, and not in each round.
 
   Committed states survive the death of the process and of the machine. SQLite
   rolls back uncommitted changes when it opens the file. Only one process at a

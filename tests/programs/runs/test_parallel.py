@@ -283,7 +283,7 @@ def test_second_ctrl_c_may_come_at_once():
   processes = [
       types.SimpleNamespace(
           end=interrupted,
-          system=types.SimpleNamespace(kill=lambda n=number: killed.append(n)),
+          popen=types.SimpleNamespace(kill=lambda n=number: killed.append(n)),
       )
       for number in (1, 2)
   ]
