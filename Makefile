@@ -3,6 +3,7 @@
 # comparison trains two runs at a time. `make docs` builds the documentation.
 
 ARGS =
+compare: ARGS = --jobs=2
 
 # Foreign paths would take precedence over the versions in .venv.
 unexport PYTHONHOME PYTHONPATH
@@ -13,7 +14,7 @@ setup:
 	@sh scripts/setup.sh
 
 compare: setup
-	.venv/bin/tff-bn-compare $(or $(ARGS),--jobs=2)
+	.venv/bin/tff-bn-compare $(ARGS)
 
 # TensorFlow's own messages would follow pytest's last lines, with the counts.
 # Files run in the order of tests/conftest.py: sorted by their number of tests,

@@ -384,7 +384,7 @@ class TestMakefile:
     assert result.returncode == 0, result.stderr
     assert machine.calls() == [
         *_installation('python3.13'),
-        'python3.13: ',
+        'python3.13: --jobs=2',
     ]
 
   def test_compare_hands_flags_on(self, ready: Machine):
