@@ -30,6 +30,8 @@ _OUTPUT_DIR = flags.DEFINE_string(
 
 NUM_CLASSES = 10
 
+# The cell of a variant that a row was not timed with.
+NOT_TIMED = '–'
 # The page with all floors, in the folder of the reports.
 _OVERVIEW = 'README.md'
 # A measured value, with decimals, in a table.
@@ -119,18 +121,28 @@ class Timing:
     )
 
   def ratios(self, numerator: str, denominator: str) -> list[float]:
-    """Returns the ratios of two variants' times, one for each later round."""
-    return [
-        a / b for a, b in zip(self.later[numerator], self.later[denominator])
-    ]
+    """Returns the ratios of two variants' times, one for each later round.
+
+    There are none if the row was not timed with one of the variants.
+    """
+    above, below = (self.later.get(way, ()) for way in (numerator, denominator))
+    return [a / b for a, b in zip(above, below)]
 
   def first_cells(self, ways: Sequence[str]) -> list[str]:
     """Formats the seconds of the variants' first rounds."""
-    return [f'{self.first[way]:.2f}' for way in ways]
+    return [
+        f'{self.first[way]:.2f}' if way in self.first else NOT_TIMED
+        for way in ways
+    ]
 
   def median_cells(self, ways: Sequence[str]) -> list[str]:
     """Formats the median seconds of the variants' later rounds."""
-    return [f'{statistics.median(self.later[way]):.3f}' for way in ways]
+    return [
+        f'{statistics.median(self.later[way]):.3f}'
+        if way in self.later
+        else NOT_TIMED
+        for way in ways
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,7 +338,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def spread(values: Sequence[float]) -> str:
-  """Formats the median and the range of values."""
+  """Formats the median and the range of values, if there are any."""
+  if not values:
+    return NOT_TIMED
   return (
       f'{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})'
   )

@@ -24,6 +24,7 @@ from typing import Any
 from absl import app
 from absl import flags
 import harness
+import jax_scan
 
 flags.adopt_module_key_flags(harness)
 
@@ -114,24 +115,6 @@ def shared_statistics(mean: Any, variance: Any, of_statistics: str) -> Any:
   )
 
 
-def _convolve(x: Any, kernel: Any) -> Any:
-  import jax
-
-  return jax.lax.conv_general_dilated(
-      x, kernel, (1, 1), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC')
-  )
-
-
-def _pool(x: Any) -> Any:
-  import jax
-  from jax import numpy as jnp
-
-  window = (1, 2, 2, 1)
-  return jax.lax.reduce_window(
-      x, -jnp.inf, jax.lax.max, window, window, 'VALID'
-  )
-
-
 def _logits(weights: Any, x: Any, case: Case, fixed: Any = None) -> Any:
   """Returns the logits of all clients, and the statistics of each layer.
 
@@ -148,8 +131,8 @@ def _logits(weights: Any, x: Any, case: Case, fixed: Any = None) -> Any:
   used = []
   for layer in range(len(_CHANNELS)):
     if layer:
-      x = for_each(_pool, x)
-    x = for_each(_convolve, x, weights[f'kernel_{layer}'])
+      x = for_each(jax_scan.pool, x)
+    x = for_each(jax_scan.convolve, x, weights[f'kernel_{layer}'])
     mean, variance = x.mean((1, 2, 3)), x.var((1, 2, 3))
     if fixed is not None:
       mean, variance = fixed[layer]

@@ -9,6 +9,9 @@ These variants compute the same rounds of federated averaging in turn:
     contains no code of TFF or this project, so it shows the cost of the
     computation itself.
 *   PyTorch, if it is installed: the same loop with plain PyTorch.
+*   JAX, if it is installed, for small_cnn: one compiled call with a scan over
+    the clients and, in it, over their batches. (The convolutions of resnet20
+    take minutes in it.)
 
 Each round starts from the same model, with new batches. The time includes the
 conversion of the result to NumPy arrays. In process, it also includes the
@@ -39,6 +42,7 @@ import fed_avg_rounds
 import harness
 from harness import Result
 from harness import Timing
+import jax_scan
 import pytorch_loop
 
 flags.adopt_module_key_flags(harness)
@@ -49,6 +53,7 @@ _ROWS = flags.DEFINE_list(
         'small_cnn:10x5x32',
         'small_cnn:100x1x2',
         'small_cnn:100x5x32',
+        'small_cnn:1000x5x10',
         'small_cnn:1000x5x32',
         'resnet20:5x5x128',
     ],
@@ -76,7 +81,7 @@ _STARTS = flags.DEFINE_integer(
 )
 
 NATIVE, IN_PROCESS, BARE = WAYS = ('native', 'in process', 'bare')
-PYTORCH = 'PyTorch'
+PYTORCH, JAX = PEERS = ('PyTorch', 'JAX')
 
 # Largest ratio of in process to bare, by model, clients, steps and batch size.
 _MAX_BARE_RATIO = {
@@ -85,11 +90,17 @@ _MAX_BARE_RATIO = {
     ('small_cnn', 100, 5, 32): 1.05,
     ('resnet20', 5, 5, 128): 1.0,
 }
-# Largest ratio of in process to PyTorch, with divided cores.
-_MAX_PYTORCH_RATIO = {
-    ('small_cnn', 10, 5, 32): 1.0,
-    ('small_cnn', 100, 1, 2): 1.0,
-    ('small_cnn', 100, 5, 32): 1.0,
+# Largest ratio of in process to a peer, with divided cores.
+_MAX_PEER_RATIO = {
+    PYTORCH: {
+        ('small_cnn', 10, 5, 32): 1.0,
+        ('small_cnn', 100, 1, 2): 1.0,
+        ('small_cnn', 100, 5, 32): 1.0,
+    },
+    JAX: {
+        ('small_cnn', 100, 1, 2): 1.5,
+        ('small_cnn', 1000, 5, 10): 1.5,
+    },
 }
 _MAX_MEMORY_RATIO = 1.3
 _MAX_STARTUP_SECONDS = 15.0
@@ -106,10 +117,9 @@ class Row(fed_avg_rounds.Row):
     """The largest ratio of in process to bare, if there is a floor."""
     return _MAX_BARE_RATIO.get(dataclasses.astuple(self))
 
-  @property
-  def max_pytorch_ratio(self) -> Optional[float]:
-    """The largest ratio of in process, with divided cores, to PyTorch."""
-    return _MAX_PYTORCH_RATIO.get(dataclasses.astuple(self))
+  def max_peer_ratio(self, peer: str) -> Optional[float]:
+    """The largest ratio of in process, with divided cores, to a peer."""
+    return _MAX_PEER_RATIO[peer].get(dataclasses.astuple(self))
 
   @property
   def default_repeats(self) -> int:
@@ -231,6 +241,11 @@ def time_row(row: Row, repeats: int, divides_cores: bool = False) -> Timing:
   if pytorch_loop.is_installed():
     loops[PYTORCH] = pytorch_loop.build_round(problem)
     get_data[PYTORCH] = problem.client_arrays
+  if jax_scan.is_installed() and row.model == jax_scan.MODEL:
+    loops[JAX] = jax_scan.build_round(problem)
+    get_data[JAX] = lambda round_num: jax_scan.stack(
+        problem.client_arrays(round_num)
+    )
   times = {way: [] for way in get_data}
   with contextlib.ExitStack() as stack:
     contexts = {IN_PROCESS: runtime.in_process_runtime()}
@@ -368,7 +383,11 @@ def measure(
     harness.progress(f'Starting tff-bn-train, {number + 1} of {starts} ...')
     startup.append(_startup_seconds())
   return Measurements(
-      harness.in_new_process(harness.describe_machine),
+      harness.in_new_process(
+          harness.describe_machine,
+          *(['torch'] if pytorch_loop.is_installed() else []),
+          *(['jax'] if jax_scan.is_installed() else []),
+      ),
       timings,
       divided,
       memory,
@@ -400,12 +419,17 @@ def report(measurements: Measurements) -> tuple[str, bool]:
   return '\n'.join(lines) + '\n', floors.are_met
 
 
+def _all_ways(timings: Mapping[Row, Timing]) -> list[str]:
+  """Returns the variants of all rows."""
+  return list(dict.fromkeys(way for t in timings.values() for way in t.later))
+
+
 def _time_lines(
     timings: Mapping[Row, Timing], floors: harness.Floors
 ) -> list[str]:
   rows, first_rows = [], []
-  ways = tuple(next(iter(timings.values())).later)
-  peers = [way for way in ways if way not in WAYS]
+  ways = _all_ways(timings)
+  peers = [way for way in ways if way in PEERS]
   for row, timing in timings.items():
     bare_ratios = timing.ratios(IN_PROCESS, BARE)
     native_ratios = timing.ratios(IN_PROCESS, NATIVE)
@@ -432,8 +456,10 @@ def _time_lines(
       '',
       "Federated averaging, clients × steps × batch size. TFF's native runtime,"
       ' in process, and a bare loop over the clients and their NumPy batches'
-      ' take turns. The bare loop calls one `tf.function` for each'
-      f" step. Their results agree (to {_TOLERANCE:g} of the model's change)."
+      ' take turns. The bare loop calls one `tf.function` for each step. JAX'
+      ' computes a round in one compiled call, a scan over the clients and their'
+      ' steps.'
+      f" Their results agree (to {_TOLERANCE:g} of the model's change)."
       ' In process, the time includes the choice of the batches. Seconds are'
       ' medians. Ratios compare successive rounds; the table shows their median'
       ' and range.',
@@ -465,8 +491,8 @@ def _divided_lines(
     timings: Mapping[Row, Timing], floors: harness.Floors
 ) -> list[str]:
   rows = []
-  ways = tuple(next(iter(timings.values())).later)
-  peers = [way for way in ways if way not in WAYS]
+  ways = _all_ways(timings)
+  peers = [way for way in ways if way in PEERS]
   for row, timing in timings.items():
     cells = [
         str(row),
@@ -477,7 +503,7 @@ def _divided_lines(
       ratios = timing.ratios(IN_PROCESS, peer)
       cells += [
           harness.spread(ratios),
-          *floors.ratio_cells(ratios, row.max_pytorch_ratio),
+          *floors.ratio_cells(ratios, row.max_peer_ratio(peer)),
       ]
     rows.append(cells)
   return [

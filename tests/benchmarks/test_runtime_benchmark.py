@@ -95,6 +95,29 @@ def test_report_of_divided_cores():
   assert divided[2][5:] == ['2.00 (2.00–2.00)', '–', '–']
 
 
+def test_report_of_a_peer_that_does_not_know_all_rows():
+  divided = _divided('small_cnn', 100, 1, 2, pytorch=1.0)
+  divided |= _divided('resnet20', 5, 5, 128, pytorch=0.5)
+  timing = divided[benchmark.Row('small_cnn', 100, 1, 2)]
+  timing.later['JAX'], timing.first['JAX'] = [1.0], 9.0
+  _, are_floors_met = benchmark.report(
+      _measurements(timings={}, divided=divided)
+  )
+  assert are_floors_met
+  timing.later['JAX'] = [0.6]
+  text, are_floors_met = benchmark.report(
+      _measurements(timings={}, divided=divided)
+  )
+  assert not are_floors_met
+  header, small, large = benchmark_files.tables(text)[0]
+  assert header[4] == 'JAX'
+  assert header[-3:] == ['in process / JAX', 'floor', 'met']
+  assert small[4] == '0.600'
+  assert small[-3:] == ['1.67 (1.67–1.67)', '≤ 1.50', '**no**']
+  assert large[4] == '–'
+  assert large[-3:] == ['–'] * 3
+
+
 def _one_row(*row, times):
   return {'timings': {benchmark.Row(*row): _timing(*([t] for t in times))}}
 

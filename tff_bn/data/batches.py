@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
+import itertools
 import math
 from typing import Any, Optional
 
@@ -161,15 +162,16 @@ class Batches:
       self, parts: Sequence[np.ndarray]
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns where in the joined parts each batch starts and stops."""
-    ends = np.cumsum([len(indices) for indices in parts])
-    starts = np.concatenate(
-        [
-            np.arange(end - len(indices), end, self.batch_size)
-            for end, indices in zip(ends, parts)
-        ]
-    )
+    # Lists, because NumPy is slow for a few numbers.
+    ends = list(itertools.accumulate(map(len, parts)))
+    starts = [
+        start
+        for end, indices in zip(ends, parts)
+        for start in range(end - len(indices), end, self.batch_size)
+    ]
     # A batch ends where the next one begins.
-    return starts, np.append(starts[1:], ends[-1])
+    stops = [*starts[1:], ends[-1]]
+    return np.array(starts, np.int64), np.array(stops, np.int64)
 
 
 def _scaled(

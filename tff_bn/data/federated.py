@@ -300,14 +300,16 @@ class FederatedData:
       scaling = self._own_scaling(client_ids[0])
     num_images = sum(map(len, passes))
     if augment:
-      transforms = augmentation_lib.draw_transforms(
-          self.augmentation,
-          num_images,
-          self.dataset.input_shape,
-          seeding.generator(
-              seeding.Stream.AUGMENTATION, seed, round_num, *clients
-          ),
-      )
+      # A generator takes as long as the rest, which matters for small clients.
+      if self.augmentation != 'none':
+        transforms = augmentation_lib.draw_transforms(
+            self.augmentation,
+            num_images,
+            self.dataset.input_shape,
+            seeding.generator(
+                seeding.Stream.AUGMENTATION, seed, round_num, *clients
+            ),
+        )
       if self.client_scalings is not None and self.client_scalings.are_drawn:
         rng = seeding.generator(
             seeding.Stream.CLIENT_SCALINGS, seed, round_num, *clients
