@@ -457,8 +457,8 @@ def _time_lines(
       "Federated averaging, clients × steps × batch size. TFF's native runtime,"
       ' in process, and a bare loop over the clients and their NumPy batches'
       ' take turns. The bare loop calls one `tf.function` for each step. JAX'
-      ' computes a round in one compiled call, a scan over the clients and their'
-      ' steps.'
+      ' computes a round in one compiled call, a scan over the clients and, in'
+      ' it, their steps.'
       f" Their results agree (to {_TOLERANCE:g} of the model's change)."
       ' In process, the time includes the choice of the batches. Seconds are'
       ' medians. Ratios compare successive rounds; the table shows their median'
