@@ -194,6 +194,16 @@ def test_installed_module_is_preferred(fake_tff: pathlib.Path):
   assert file == str(fake_tff / 'vizier' / '__init__.py')
 
 
+def test_garbage_is_collected_rarely_meanwhile(fake_tff: pathlib.Path):
+  file = fake_tff / _PACKAGE / '__init__.py'
+  file.write_text(file.read_text() + 'import gc\npace = gc.get_threshold()\n')
+  code = """
+      import gc
+      print(tff.pace[0] > 100 * gc.get_threshold()[0])
+  """
+  assert _output(code, fake_tff) == ['True']
+
+
 def test_failed_import_leaves_nothing_behind(fake_tff: pathlib.Path):
   _write(fake_tff, f'{_PACKAGE}/__init__', 'import vizier\nimport no_such_one')
   code = """

@@ -29,6 +29,8 @@ import types
 from typing import Any, NoReturn, Optional
 import weakref
 
+from tff_bn.common import garbage
+
 _TFF = 'tensorflow_federated'
 # The process name of the workers of TFF's own runtime.
 WORKER_NAME = 'worker_binary'
@@ -95,7 +97,8 @@ class _Loader(importlib.abc.Loader):
     module.__loader__ = self._loader
     if module.__spec__ is not None:
       module.__spec__.loader = self._loader
-    with _answering():
+    # Its hundred thousands of objects, and those of TensorFlow, all stay.
+    with garbage.collected_rarely(), _answering():
       self._loader.exec_module(module)
 
 
