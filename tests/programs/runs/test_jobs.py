@@ -297,6 +297,22 @@ def test_runs_leave_nothing_behind(monkeypatch, tmp_path):
   assert len(builder.references) == 8
 
 
+def test_later_collections_leave_out_the_modules(monkeypatch, tmp_path):
+  tasks = _tasks('--algorithms=fedavg', '--seeds=0,1')
+  monkeypatch.setattr(jobs, 'train_one', lambda job, hook: None)
+  builder = _Builder()
+  jobs._leave_out_modules.cache_clear()  # As in a new process.
+  gc.unfreeze()
+  counts = []
+  monkeypatch.setattr(
+      builder, 'build', lambda *args: counts.append(gc.get_freeze_count())
+  )
+  jobs.train(builder, tasks)
+  before, after = counts
+  assert not before
+  assert after > 10_000
+
+
 @pytest.mark.parametrize(
     ('arguments', 'expected'),
     [
