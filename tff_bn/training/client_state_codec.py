@@ -22,62 +22,72 @@ class CorruptStateError(ValueError):
   """The bytes were not returned by `encode_state`."""
 
 
-def encode_state(state: Any, owner: str = '') -> bytes:
-  """Encodes a nested structure of arrays, with a checksum.
-
-  Args:
-    state: See `encode_body`.
-    owner: Only this owner can decode the bytes.
-
-  Returns:
-    The bytes.
-
-  Raises:
-    TypeError: See `encode_body`.
-  """
-  return with_checksum(encode_body(state), owner)
-
-
-def encode_body(state: Any) -> bytes:
-  """Encodes a nested structure of arrays.
+def copied(state: Any) -> tuple[ClientState, int]:
+  """Copies a nested structure of arrays.
 
   Args:
     state: Nested dictionaries with string keys, lists and tuples of NumPy
       arrays, or of values that `np.asarray` turns into numeric arrays.
 
   Returns:
-    The bytes.
+    Ordered dictionaries, lists and tuples of new arrays, and the size of these
+    arrays in bytes.
 
   Raises:
     TypeError: If a leaf is not numeric, or a key is not a string.
   """
-  leaves = []
+  num_bytes = 0
 
-  def describe(value: Any) -> Any:
+  def copy(value: Any) -> ClientState:
+    nonlocal num_bytes
     # The first check saves the second one, which is slow for many arrays.
     if not isinstance(value, np.ndarray) and isinstance(value, Mapping):
       if not all(isinstance(key, str) for key in value):
         raise TypeError(f'The keys {list(value)} must be strings.')
-      return {'dict': [[key, describe(item)] for key, item in value.items()]}
+      return collections.OrderedDict((k, copy(v)) for k, v in value.items())
     if isinstance(value, (list, tuple)):
-      kind = 'list' if isinstance(value, list) else 'tuple'
-      return {kind: [describe(item) for item in value]}
-    array = np.asarray(value)
+      items = [copy(item) for item in value]
+      return items if isinstance(value, list) else tuple(items)
+    array = np.array(value)
     if array.dtype.kind not in 'biufc':
       raise TypeError(
           f'A state holds numeric arrays, not {type(value).__name__} of dtype'
           f' {array.dtype}.'
       )
-    leaves.append(array.tobytes())
-    return [array.dtype.str, list(array.shape)]
+    num_bytes += array.nbytes
+    return array
 
-  header = json.dumps(describe(state), separators=(',', ':')).encode()
+  return copy(state), num_bytes
+
+
+def encode_state(state: Any, owner: str = '') -> bytes:
+  """Encodes a nested structure of arrays, with a checksum.
+
+  Args:
+    state: See `copied`.
+    owner: Only this owner can decode the bytes.
+
+  Returns:
+    The bytes.
+
+  Raises:
+    TypeError: See `copied`.
+  """
+  leaves = []
+
+  def describe(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+      leaves.append(value.tobytes())
+      return [value.dtype.str, list(value.shape)]
+    if isinstance(value, dict):
+      return {'dict': [[key, describe(item)] for key, item in value.items()]}
+    kind = 'list' if isinstance(value, list) else 'tuple'
+    return {kind: [describe(item) for item in value]}
+
+  checked, _ = copied(state)
+  header = json.dumps(describe(checked), separators=(',', ':')).encode()
   length = len(header).to_bytes(_LENGTH_BYTES, 'little')
-  return b''.join([length, header, *leaves])
-
-
-def with_checksum(body: bytes, owner: str) -> bytes:
-  """Returns bytes that `check_checksum` accepts for an owner."""
+  body = b''.join([length, header, *leaves])
   return _checksum(body, owner) + body
 
 
@@ -109,11 +119,7 @@ def decode_state(data: bytes, owner: str = '') -> Any:
     CorruptStateError: If the bytes were changed or cut, or belong to another
       owner.
   """
-  return decode_body(check_checksum(data, owner))
-
-
-def decode_body(body: bytes) -> Any:
-  """Decodes what `encode_body` returned; see `decode_state`."""
+  body = check_checksum(data, owner)
   start = _LENGTH_BYTES
   end = start + int.from_bytes(body[:_LENGTH_BYTES], 'little')
   offset = end

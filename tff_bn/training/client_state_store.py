@@ -64,8 +64,9 @@ class ClientStateStore:
     """
     self.path = os.fspath(path)
     self._run = run or ''
-    # The round and the encoded state, without its checksum, by client id.
-    self._pending: dict[str, tuple[int, bytes]] = {}
+    # The round, the state and its size in bytes, by client id.
+    self._pending: dict[str, tuple[int, client_state_codec.ClientState, int]]
+    self._pending = {}
     self._pending_bytes = 0
     try:
       # With isolation_level=None the module begins no transactions itself.
@@ -177,7 +178,7 @@ class ClientStateStore:
     committed = self.committed_round
     # If the process dies before `commit`, SQLite rolls this back.
     self._begin()
-    for client_id, (round_num, body) in self._pending.items():
+    for client_id, (round_num, state, _) in self._pending.items():
       self._execute(
           'DELETE FROM states WHERE client_id = ? AND round > ?',
           client_id,
@@ -187,8 +188,8 @@ class ClientStateStore:
           'INSERT INTO states VALUES (?, ?, ?)',
           client_id,
           round_num,
-          client_state_codec.with_checksum(
-              body, self._owner(client_id, round_num)
+          client_state_codec.encode_state(
+              state, self._owner(client_id, round_num)
           ),
       )
     self._pending.clear()
@@ -213,9 +214,9 @@ class ClientStateStore:
     If `round_num` is given, versions of later rounds are ignored.
     """
     if client_id in self._pending:
-      found_round, body = self._pending[client_id]
+      found_round, state, _ = self._pending[client_id]
       if round_num is None or found_round <= round_num:
-        return client_state_codec.decode_body(body)
+        return client_state_codec.copied(state)[0]
       self._flush()  # It replaces versions of rounds that are not committed.
     rows = self._execute(
         'SELECT round, state FROM states WHERE client_id = ?1 AND'
@@ -313,14 +314,14 @@ class ClientStateStore:
           f'round_num={round_num} is not later than round {committed}, whose'
           ' client states were committed already.'
       )
-    encoded = {
-        client_id: (round_num, client_state_codec.encode_body(state))
+    pending = {
+        client_id: (round_num, *client_state_codec.copied(state))
         for client_id, state in states.items()
     }
-    for client_id, (_, body) in encoded.items():
-      _, replaced = self._pending.get(client_id, (0, b''))
-      self._pending_bytes += len(body) - len(replaced)
-    self._pending.update(encoded)
+    for client_id, (*_, num_bytes) in pending.items():
+      *_, replaced = self._pending.get(client_id, (0,))
+      self._pending_bytes += num_bytes - replaced
+    self._pending.update(pending)
     if self._pending_bytes > _MAX_PENDING_BYTES:
       self._flush()
 
