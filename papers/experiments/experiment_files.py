@@ -45,6 +45,7 @@ _TOP_KEYS = (
     'title',
     'place',
     'finding',
+    'flags_of',
     'flags',
     'axes',
     'show',
@@ -259,7 +260,10 @@ def _experiment(name: str, file: toml_table.Table) -> Experiment:
       finding=finding,
       found=None,
       agrees=None,
-      flags=_flags(file.table('flags'), COMPARISON_FLAGS),
+      flags={
+          **_flags_of_another(file),
+          **_flags(file.table('flags'), COMPARISON_FLAGS),
+      },
       axes=_axes(file.table('axes')),
       show=file.table('show') if 'show' in file.values else None,
       analyses=file.tables('analyses'),
@@ -400,10 +404,34 @@ def _to_text(table: toml_table.Table, name: str, value: Any) -> str:
   return parsers.to_text(value)
 
 
+def _flags_of_another(file: toml_table.Table) -> dict[str, str]:
+  """Returns the flags of the experiment that `flags_of` names, if any."""
+  if 'flags_of' not in file.values:
+    return {}
+  other = _another(file, 'flags_of')
+  if 'flags_of' in other.values:
+    raise file.error(
+        'flags_of',
+        'must name an experiment with flags of its own;'
+        f' {file.text("flags_of")} has flags_of, too.',
+    )
+  return _flags(other.table('flags'), COMPARISON_FLAGS)
+
+
 def _points(table: toml_table.Table, name: str) -> toml_table.Table:
   """Returns an axis's points; a file may take them from another experiment."""
   if not isinstance(table.values[name], str):
     return table.table(name)
+  axes = _another(table, name).table('axes')
+  if not isinstance(axes.values.get(name), dict):
+    raise table.error(
+        name, f'must be a table, because {table.text(name)} has none.'
+    )
+  return axes.table(name)
+
+
+def _another(table: toml_table.Table, name: str) -> toml_table.Table:
+  """Returns the file of the experiment that is the value of a key."""
   other = table.text(name)
   if other not in names():
     raise table.error(
@@ -411,10 +439,7 @@ def _points(table: toml_table.Table, name: str) -> toml_table.Table:
         f'names the experiment {other!r}, which is not known.'
         + spelling.suggestion(other, names()),
     )
-  axes = toml_table.read(FOLDER / f'{other}.toml').table('axes')
-  if not isinstance(axes.values.get(name), dict):
-    raise table.error(name, f'must be a table, because {other} has none.')
-  return axes.table(name)
+  return toml_table.read(FOLDER / f'{other}.toml')
 
 
 def _axes(table: toml_table.Table) -> tuple[axes_lib.Axis, ...]:

@@ -379,6 +379,42 @@ def test_axis_of_an_experiment_without_it(write, other, message):
     experiment_files.load('new/table_3')
 
 
+_OWN_FLAGS = """[flags]
+dataset = "tfds:cifar10"
+rounds = 3000
+local_epochs = 5
+seeds = "0,1,2"
+"""
+
+
+def test_flags_of_another_experiment(write):
+  write()
+  reference, own = 'flags_of = "new/table_1"\n', '[flags]\nrounds = 7\n'
+  write(_TOML.replace(_OWN_FLAGS, reference), name='new/table_2')
+  write(_TOML.replace(_OWN_FLAGS, reference + own), name='new/table_3')
+  first, same, changed = (
+      experiment_files.load(f'new/table_{number}').flags for number in (1, 2, 3)
+  )
+  assert same == first
+  assert changed == {**first, 'rounds': '7'}
+
+
+@pytest.mark.parametrize(
+    'other, message',
+    [
+        ('new/tabel_3', 'flags_of names .*tabel_3.*not known.*mean new/table'),
+        ('new/table_1', 'flags_of must name .* own; new/table_1 has flags_of'),
+    ],
+)
+def test_flags_of_an_experiment_without_them(write, other, message):
+  write(_TOML.replace(_OWN_FLAGS, 'flags_of = "new/table_3"\n'))
+  write(
+      _TOML.replace(_OWN_FLAGS, f'flags_of = "{other}"\n'), name='new/table_3'
+  )
+  with pytest.raises(ValueError, match=f'table_3.toml: .*{message}'):
+    experiment_files.load('new/table_3')
+
+
 @pytest.mark.parametrize(
     'csv, message',
     [
