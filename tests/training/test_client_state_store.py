@@ -20,7 +20,7 @@ from tff_bn.training.client_state_store import ClientStateStoreError
 @pytest.fixture(params=['in memory', 'in the file', 'in both'])
 def path(tmp_path, request, monkeypatch):
   """The file of a store that keeps uncommitted states in these places."""
-  limit = {'in memory': 2**26, 'in the file': 0, 'in both': 250}[request.param]
+  limit = {'in memory': 2**26, 'in the file': 0, 'in both': 50}[request.param]
   monkeypatch.setattr(client_state_store, '_MAX_PENDING_BYTES', limit)
   return tmp_path / 'states.sqlite'
 
