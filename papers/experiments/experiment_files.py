@@ -412,7 +412,7 @@ def _flags_of_another(file: toml_table.Table) -> dict[str, str]:
   if 'flags_of' in other.values:
     raise file.error(
         'flags_of',
-        'must name an experiment with flags of its own;'
+        'must name an experiment whose flags are all its own;'
         f' {file.text("flags_of")} has flags_of, too.',
     )
   return _flags(other.table('flags'), COMPARISON_FLAGS)

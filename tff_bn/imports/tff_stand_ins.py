@@ -97,7 +97,7 @@ class _Loader(importlib.abc.Loader):
     module.__loader__ = self._loader
     if module.__spec__ is not None:
       module.__spec__.loader = self._loader
-    # Its hundred thousands of objects, and those of TensorFlow, all stay.
+    # The import makes half a million objects, and nearly all of them stay.
     with garbage.collected_rarely(), _answering():
       self._loader.exec_module(module)
 
