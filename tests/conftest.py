@@ -7,6 +7,7 @@ workers need not.
 import functools
 import gc
 import os
+import pathlib
 import sys
 
 import contexts
@@ -61,7 +62,11 @@ def _position(item):
   # Its single tests take minutes.
   if item.path.name == 'test_readme_tables.py':
     return 1
-  if _LONG_FOLDERS.intersection(part.name for part in item.path.parents):
+  # The files beside this one run the code of the documentation.
+  is_beside = item.path.parent == pathlib.Path(__file__).parent
+  if is_beside or _LONG_FOLDERS.intersection(
+      part.name for part in item.path.parents
+  ):
     return 2
   return 3
 
@@ -76,9 +81,11 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-  # The garbage collector need not search the imported modules.
+  # The garbage collector need not search the imported modules, nor often: a
+  # trace of TensorFlow makes hundreds of thousands of objects.
   gc.collect()
   gc.freeze()
+  gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_sessionfinish():

@@ -24,6 +24,7 @@ def _commands(block):
     yield shlex.split(line)
 
 
+@pytest.mark.slow
 def test_path_of_the_page(tmp_path, monkeypatch, capsys):
   text = _PAGE.read_text(encoding='utf-8')
   for old, new in _REPLACED:

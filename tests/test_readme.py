@@ -45,6 +45,10 @@ _PROGRAMS = {
 }
 
 
+# Their code trains several models.
+_LONG = ('python.md', 'training_in_python.md')
+
+
 def _blocks(page, language):
   return re.findall(rf'^```{language}\n(.*?)^```', _PAGES[page], re.M | re.S)
 
@@ -52,7 +56,7 @@ def _blocks(page, language):
 @pytest.mark.parametrize(
     'page',
     [
-        page
+        pytest.param(page, marks=pytest.mark.slow) if page in _LONG else page
         for page in _PAGES
         # CONTRIBUTING has parts of files, see tests/programs/test_adding.py;
         # test_extensions_work runs the code of extending.md. The hooks of
@@ -149,6 +153,7 @@ def test_rule_on_a_matrix(capsys):
   assert code.splitlines()[-1].endswith(f'# {printed}')
 
 
+@pytest.mark.slow
 def test_extensions_work(monkeypatch, toy, in_process_runtime, tmp_path):
   toy.dtype = 'float32'
   namespace = dict(model=toy.model(), dataset=toy.dataset(20, 0))

@@ -19,7 +19,13 @@ def _all_diameters(x, f):
   }
 
 
-@pytest.mark.parametrize('kind', ['normal', 'whole', 'line', 'attacked'])
+@pytest.mark.parametrize(
+    'kind',
+    [
+        *('whole', 'line', 'attacked'),
+        pytest.param('normal', marks=pytest.mark.slow),
+    ],
+)
 def test_first_set_with_the_smallest_diameter(kind):
   """Whole numbers have many equal distances."""
   num_columns = 1 if kind == 'line' else 3

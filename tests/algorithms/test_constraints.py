@@ -281,6 +281,7 @@ class TestMean:
     assert np.all(np.linalg.norm(found, axis=0) <= self._BOUND)
 
 
+@pytest.mark.slow
 def test_fbn_does_not_take_constrained_changes_for_gradients():
   """With and without sending the gradients, the averages are equal."""
   model = _model()

@@ -285,6 +285,7 @@ def test_clients_without_data_and_dropped_ones_do_not_count(toy, options):
   _assert_equal(_averages(later), _averages(output.state), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sends', [False, True])
 def test_a_rule_aggregates_the_averages(toy, sends):
   process = _build(
@@ -514,6 +515,7 @@ def test_personal_encodings(toy):
     _assert_equal(_averages(state), _averages(expected))
 
 
+@pytest.mark.slow
 def test_compiled_steps_of_images(toy_images):
   """Fused operations in float32, alone and compiled by XLA."""
   model = toy_images.model()

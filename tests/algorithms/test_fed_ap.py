@@ -180,6 +180,7 @@ def test_clients_without_update_keep_their_models(toy):
   assert metrics['finalizer']['failed_rounds'] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['nan', 'empty'])
 def test_rounds_of_a_convolutional_model(kind):
   shape = (8, 8, 1)

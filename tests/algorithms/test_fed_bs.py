@@ -282,6 +282,7 @@ def test_fbns_statistics_describe_all_values(toy):
   _check_rounds(toy, model, process, truth, [(_DIFFERENT, kwargs)] * 3)
 
 
+@pytest.mark.slow
 def test_fixbns_second_phase_keeps_the_state(toy):
   model, process = _fed_bs(
       epsilon=_AT_ONCE, build_process=algorithms.build_fixbn, fixbn_rounds=2

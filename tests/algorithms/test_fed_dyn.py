@@ -149,6 +149,7 @@ def test_local_variables_have_no_terms(toy, build_process, local):
   _check_rounds(toy, model, process, truth, [(range(3), {})] * 3)
 
 
+@pytest.mark.slow
 def test_states_go_through_the_phases_of_fixbn(toy):
   model, process = _fed_dyn(
       build_process=algorithms.build_fixbn, fixbn_rounds=1, num_clients=3

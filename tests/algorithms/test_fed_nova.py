@@ -170,6 +170,7 @@ def test_local_variables_are_not_normalized(toy, build_process, local):
   _check_rounds(toy, model, process, truth, [{}] * 2)
 
 
+@pytest.mark.slow
 def test_with_fixed_statistics(toy):
   model, process = _fed_nova(
       build_process=algorithms.build_fixbn, fixbn_rounds=1
@@ -178,7 +179,9 @@ def test_with_fixed_statistics(toy):
   _check_rounds(toy, model, process, _Truth(toy, model), rounds)
 
 
-@pytest.mark.parametrize('momentum', [None, 0.6])
+@pytest.mark.parametrize(
+    'momentum', [0.6, pytest.param(None, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     'name', ['fed_avg', 'fed_bn', pytest.param('fbn', marks=pytest.mark.slow)]
 )
@@ -201,6 +204,7 @@ def test_with_equal_numbers_of_steps_it_is_the_algorithm(toy, name, momentum):
   _assert_close(found.weights(model), expected.weights(model))
 
 
+@pytest.mark.slow
 def test_it_removes_the_bias_towards_clients_with_many_steps():
   """Two losses (w - optimum)², against closed forms of the fixed points."""
   rate, steps, optima = 0.02, np.array([1, 9]), np.array([0.0, 1.0])

@@ -279,14 +279,9 @@ _QUICK = frozenset(
     [
         'nested',
         'shared_in_parallel',
-        'dict_outputs',
         'axis_1_images',
-        'regularizers',
         'frozen',
-        'nothing_trainable_before',
         'masking',
-        'composite',
-        'stateful',
     ]
 )
 
@@ -319,6 +314,7 @@ def test_a_step_of_a_deep_model(name, moments):
   _check_case(fedtan_models.LARGE_CASES[name], (4, 4), moments=moments)
 
 
+@pytest.mark.slow
 def test_in_the_native_runtime(native_runtime):
   del native_runtime
   _check_case(_TWO_NORMS, (6, 3, 5))

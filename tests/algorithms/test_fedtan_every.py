@@ -60,7 +60,14 @@ def _expected(weights, clients, num_rounds, every, moves_later=True):
 
 @pytest.mark.parametrize('steps', [1, 3])
 @pytest.mark.parametrize(
-    ('every', 'num_rounds'), [(1, 2), (2, 5), (3, 4), (9, 3)]
+    ('every', 'num_rounds'),
+    [
+        (3, 4),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((1, 2), (2, 5), (9, 3))
+        ),
+    ],
 )
 def test_rounds_equal_numpy(toy, every, num_rounds, steps):
   model, process = client_rounds.toy_process(
@@ -110,6 +117,7 @@ def test_every_round_is_fedtan(toy):
   assert type(same.next) is type(process.next)
 
 
+@pytest.mark.slow
 def test_rules_of_the_exchanges_keep_their_state(toy):
   model, process = client_rounds.toy_process(
       'build_fedtan',

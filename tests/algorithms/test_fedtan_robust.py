@@ -72,6 +72,7 @@ def _distance(a, b):
   )
 
 
+@pytest.mark.slow
 def test_the_rule_mean_is_plain_fedtan():
   """Also with a client without data, which abstains."""
   empty = _datasets(1)[0].take(0)
@@ -98,6 +99,7 @@ def test_attackers_in_the_exchanges_and_a_rule_against_them():
   assert _distance(attacked, plain) > 0.1
 
 
+@pytest.mark.slow
 def test_fedtan_ii_takes_a_rule_too():
   process = algorithms.build_fedtan_ii(
       _model(),

@@ -316,6 +316,7 @@ def _image_model(kind):
   return keras.Model(inputs, layers.Dense(3, dtype=dtype)(body(inputs)))
 
 
+@pytest.mark.slow
 def test_dropout_and_statistics_stay_out_of_the_second_pass(toy):
   """With equal statistics and dropout in training only, q is deterministic."""
 

@@ -203,6 +203,7 @@ def test_partitions_of_the_share():
   assert local == ['fedbn', 'local_affine', 'hbn', 'single']
 
 
+@pytest.mark.slow
 def test_robust_rule_for_the_statistics(toy):
   """The rule replaces both means, and the counts are added up."""
   model, process = _process(
@@ -369,7 +370,7 @@ def _two_layers(dtype='float64', shape=(4,), jit_compile=False):
 @pytest.mark.parametrize(
     ('dtype', 'shape', 'tolerance', 'jit_compile'),
     [
-        ('float64', (4,), 1e-10, False),
+        pytest.param('float64', (4,), 1e-10, False, marks=pytest.mark.slow),
         pytest.param('float64', (4,), 1e-10, True, marks=pytest.mark.slow),
         ('float32', (5, 5, 2), 1e-4, False),
     ],

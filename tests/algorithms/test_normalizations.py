@@ -265,6 +265,7 @@ def test_fed_avg_trains_with_every_other_normalization(normalization):
   assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_kernel_normalization_with_clients_that_are_left_out():
   """Draws depend on a client's data, so the others' models stay the same."""
   keras.utils.set_random_seed(3)

@@ -85,9 +85,13 @@ _SERIES = fedtan_models.Values((5, 3))
     'case',
     [
         pytest.param(fedtan_models.Case(_siamese, _PAIR), id='siamese'),
-        pytest.param(fedtan_models.CASES['masking'], id='masks'),
         pytest.param(
-            fedtan_models.Case(_each_step, _SERIES), id='time_distributed'
+            fedtan_models.CASES['masking'], id='masks', marks=pytest.mark.slow
+        ),
+        pytest.param(
+            fedtan_models.Case(_each_step, _SERIES),
+            id='time_distributed',
+            marks=pytest.mark.slow,
         ),
     ],
 )

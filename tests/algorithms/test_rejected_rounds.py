@@ -152,6 +152,7 @@ def test_a_mean_that_is_finite_is_adopted(toy_images):
   assert np.all(np.isfinite(kernel)) and np.abs(kernel).max() > 1e35
 
 
+@pytest.mark.slow
 def test_scaffold_keeps_control_variates_that_are_finite(toy_images):
   # A mean gradient of a step of 1e-40 is not finite in float32.
   model = toy_images.model()

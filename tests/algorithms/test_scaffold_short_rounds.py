@@ -140,6 +140,7 @@ def test_a_short_round_has_the_traffic_of_fed_avg(name):
   assert costs['megabytes'] == pytest.approx(6 * full.megabytes(3))
 
 
+@pytest.mark.slow
 def test_traffic_of_phases_with_short_rounds():
   _, process = _process(build_process=algorithms.build_fixbn, fixbn_rounds=2)
   traffics = [
@@ -165,6 +166,7 @@ def test_traffic_of_phases_with_short_rounds():
 _ALL = (0, 1, 2, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('num_clients', [None, 4])
 def test_rounds_that_cannot_be_short(toy, num_clients):
   """Each line: what is special, then the numbers of full, repeated rounds."""

@@ -85,11 +85,11 @@ def _dataset():
     'build',
     [
         algorithms.build_centralized,
-        algorithms.build_fed_avg,
         algorithms.build_fedtan,
         *(
             pytest.param(build, marks=pytest.mark.slow)
             for build in (
+                algorithms.build_fed_avg,
                 algorithms.build_single,
                 algorithms.build_fbn,
                 algorithms.build_scaffold,

@@ -65,8 +65,14 @@ def _assert_close(found, expected, rtol=1e-5, atol=2e-6):
 @pytest.mark.parametrize(
     'name',
     [
-        *('build_fed_avg', 'build_silo_bn', 'build_fbn', 'build_hbn'),
-        *('build_scaffold', 'build_fed_nova', 'build_fed_dyn'),
+        *('build_fed_avg', 'build_fbn', 'build_scaffold'),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in (
+                *('build_silo_bn', 'build_hbn'),
+                *('build_fed_nova', 'build_fed_dyn'),
+            )
+        ),
     ],
 )
 def test_sums_train_as_without_them(toy_images, name):
@@ -77,7 +83,9 @@ def test_sums_train_as_without_them(toy_images, name):
   assert output.metrics['client_work']['num_dropped_clients'] == 1
 
 
-@pytest.mark.parametrize('moments', ['two_pass', 'fused'])
+@pytest.mark.parametrize(
+    'moments', ['two_pass', pytest.param('fused', marks=pytest.mark.slow)]
+)
 def test_exchanges_of_fedtan_are_sums(toy_images, moments):
   datasets = _datasets(toy_images)
   expected, _ = _train(toy_images, 'build_fedtan', datasets, moments=moments)
@@ -96,7 +104,9 @@ def test_exchanges_of_fedtan_are_sums(toy_images, moments):
   assert 'secure_upper_threshold' in str(exchanges[0])
 
 
-@pytest.mark.parametrize('moments', ['two_pass', 'fused'])
+@pytest.mark.parametrize(
+    'moments', ['two_pass', pytest.param('fused', marks=pytest.mark.slow)]
+)
 def test_fedtan_without_noise_is_fedtan(toy, moments):
   datasets = _datasets(toy, equal=True)
   expected, _ = _train(
@@ -114,6 +124,7 @@ def test_fedtan_without_noise_is_fedtan(toy, moments):
   _assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('name', 'phases'),
     [

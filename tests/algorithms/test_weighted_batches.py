@@ -174,6 +174,7 @@ class TestSeveralOutputs:
         norm.moving_mean, np.mean(hidden, 0), rtol=1e-5, atol=1e-6
     )
 
+  @pytest.mark.slow
   @pytest.mark.usefixtures('native_runtime')
   def test_on_tffs_own_runtime(self):
     data = _heads_data(6, 0).batch(3)

@@ -278,6 +278,7 @@ def test_traffic_of_phases(phased):
     assert costs['megabytes'] == pytest.approx(megabytes[round_num])
 
 
+@pytest.mark.slow
 def test_traffic_of_fedtan_every_third_round(model):
   def traffic(**options):
     return analysis.ProcessTraffic(

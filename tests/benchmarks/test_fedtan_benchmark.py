@@ -169,6 +169,7 @@ def test_different_results_are_not_reported(problem):
       problem.check(_results(problem, *errors))
 
 
+@pytest.mark.slow
 def test_fed_avg_would_not_pass_as_fedtan(problem):
   process = problem.build_process('FedAvg')
   with runtime.in_process_runtime():
@@ -255,6 +256,7 @@ def test_rounds_are_checked_before_they_are_reported(monkeypatch):
     benchmark.time_row(benchmark.Row('mlp3', 2, 1, 8), 1)
 
 
+@pytest.mark.slow
 def test_first_round_has_the_number_of_layers():
   first_round = benchmark.time_first_round(benchmark.Row('small_cnn', 2, 1, 4))
   assert first_round.num_layers == 3

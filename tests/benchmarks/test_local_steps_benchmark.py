@@ -60,6 +60,7 @@ def test_gradients_of_statistics():
   np.testing.assert_array_equal(_gradient(_NONE), np.zeros_like(values))
 
 
+@pytest.mark.slow
 def test_all_together_is_training_on_the_union():
   rng = np.random.default_rng(1)
   one = benchmark.initial_weights(rng)
@@ -97,6 +98,7 @@ def test_report():
   assert 'mean (range) of 3 seeds' in text
 
 
+@pytest.mark.slow
 def test_run(monkeypatch, capsys, tmp_path):
   monkeypatch.setattr(
       benchmark, 'CASES', {'FedTAN': benchmark.Case(first_only=True)}

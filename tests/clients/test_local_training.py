@@ -166,7 +166,9 @@ class TestFloat16:
     assert result['num_examples'] == 1
     np.testing.assert_allclose(result['values'][0], [[1 - 0.1]], rtol=1e-4)
 
-  @pytest.mark.parametrize('jit_compile', [False, True])
+  @pytest.mark.parametrize(
+      'jit_compile', [False, pytest.param(True, marks=pytest.mark.slow)]
+  )
   def test_skipped_batch_leaves_nothing_behind(self, jit_compile):
     layers = keras.layers
 
@@ -364,8 +366,13 @@ class TestJitCompile:
       [
           ('build_fed_avg', {}, False),
           ('build_fbn', dict(backward='running'), True),
-          ('build_fedtan', dict(moments='fused'), False),
-          ('build_hbn', dict(statistics_rate=1.0), True),
+          *(
+              pytest.param(*case, marks=pytest.mark.slow)
+              for case in (
+                  ('build_fedtan', dict(moments='fused'), False),
+                  ('build_hbn', dict(statistics_rate=1.0), True),
+              )
+          ),
       ],
   )
   def test_variances_of_pictures_keep_their_digits(

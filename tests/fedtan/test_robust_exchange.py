@@ -170,7 +170,13 @@ _ATTACKS = [
 ]
 
 
-@pytest.mark.parametrize('name', _ATTACKS)
+@pytest.mark.parametrize(
+    'name',
+    [
+        n if n in ('foe', 'alie') else pytest.param(n, marks=pytest.mark.slow)
+        for n in _ATTACKS
+    ],
+)
 def test_answers_are_near_to_honest_ones_under_our_attacks(name):
   entry = rules.ATTACKS[name]
   arguments = {}

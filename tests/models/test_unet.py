@@ -120,6 +120,7 @@ def test_wrong_tasks():
     models.build_model_fn('unet', (8, 8, 1), 2, task='segmentaton')
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('in_process_runtime')
 def test_federated_rounds_learn_a_mask():
   """A client's FedAvg is Keras's training; two clients learn a threshold."""

@@ -128,6 +128,7 @@ def test_frozen_model_is_built_once(run, later, tmp_path, monkeypatch):
   assert len(built) == 1
 
 
+@pytest.mark.slow
 def test_passes_are_over_all_data(later, tmp_path):
   """Also after a run whose clients make a single step in a round."""
   run = tmp_path / 'run'
@@ -190,6 +191,7 @@ def test_small_clients_are_no_false_alarms():
   assert max(found) < 0.25
 
 
+@pytest.mark.slow
 def test_clients_without_a_variance(run, later, tmp_path, capsys):
   """One sample has none in a dense layer; other clients are adapted."""
   alone = tmp_path / 'alone.npz'

@@ -11,6 +11,7 @@ import catalog_tables
 import csv_rows
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tff_bn import algorithms
@@ -102,6 +103,7 @@ _ANALYSIS = command_line.Program(
 _NAMES = ['--algorithm=fed_new']
 
 
+@pytest.mark.slow
 def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
   given = []
 

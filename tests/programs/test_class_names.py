@@ -102,6 +102,7 @@ def _code(output):
   return [lines[0], *(line[9:] for line in lines[1:] if line[:9].isspace())]
 
 
+@pytest.mark.slow
 def test_run_knows_the_names(run):
   texts = run_folder.read_flags(run)
   assert texts['split'] == 'domains' and 'num_clients' not in texts

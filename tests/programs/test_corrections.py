@@ -55,6 +55,7 @@ def test_comparison(tmp_path):
 
 # In a full round, the server and the clients also send control variates of all
 # trainable weights.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('flag', 'num_sampled', 'full', 'repeated'),
     [
@@ -87,6 +88,7 @@ def test_rounds_with_control_variates_are_counted(
   assert last['repeated_rounds'] == f'{repeated}'
 
 
+@pytest.mark.slow
 def test_fedbs_switches_once_when_the_losses_are_alike(tmp_path):
   arguments = [
       '--algorithm=fedbs',

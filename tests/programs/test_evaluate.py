@@ -163,6 +163,7 @@ def test_evaluation_of_many_clients(run, sampled, tmp_path, capsys):
   assert '… and 1901 more rows in the table.' in output
 
 
+@pytest.mark.slow
 def test_personal_phases(tmp_path):
   """Each client has own phases, even if it took no part in a round."""
   flags = ('--pan=add', '--pan_personal_share=0.5', '--num_clients=3')

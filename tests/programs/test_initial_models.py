@@ -68,6 +68,7 @@ def run(finished, tmp_path):
   file.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_round_0_has_the_predictions_of_the_file(finished, file):
   folder, _ = finished
   rows = csv_rows.read(folder / 'metrics.csv')
@@ -133,6 +134,7 @@ def test_a_changed_file(run, capsys):
   assert f'--initial_model={file}: the file has changed.' in error
 
 
+@pytest.mark.slow
 def test_more_rounds_and_a_missing_file(run, capsys):
   folder, file = run
   flags = '--frozen_layers=hidden', '--rounds=2'
@@ -146,6 +148,7 @@ def test_more_rounds_and_a_missing_file(run, capsys):
   assert f'--initial_model={file}: there is no such file.' in error
 
 
+@pytest.mark.slow
 def test_the_model_of_a_run(finished, tmp_path):
   """A run's model.keras has batch normalization of this package."""
   earlier, _ = finished

@@ -53,6 +53,7 @@ def test_a_continued_run_repeats_the_noise(run, tmp_path):
   ).exists()
 
 
+@pytest.mark.slow
 def test_more_rounds_need_other_noise_for_an_epsilon(tmp_path, capsys):
   arguments = [
       *(*_ARGUMENTS, '--algorithm=fedavg', '--privacy=dp', '--dp_epsilon=50'),
@@ -68,6 +69,7 @@ def test_more_rounds_need_other_noise_for_an_epsilon(tmp_path, capsys):
   assert (tmp_path / 'metrics.csv').read_bytes() == before
 
 
+@pytest.mark.slow
 def test_secure_sums_are_counted_and_compared(tmp_path, capsys):
   arguments = [
       *(*_ARGUMENTS, '--algorithms=fedavg,fbn', '--rounds=1', '--seeds=0'),

@@ -446,6 +446,7 @@ def test_wrong_commands(arguments, expected, tmp_path, monkeypatch, capsys):
   assert not os.path.exists('run')
 
 
+@pytest.mark.slow
 def test_run_with_personal_position_encodings(tmp_path):
   arguments = [*_SMALL, '--pan=multiply', '--pan_personal_share=0.5']
   arguments += [f'--output_dir={tmp_path / "run"}']

@@ -135,6 +135,7 @@ def test_unknown_clients(run, tmp_path, capsys):
     assert flag in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_client_that_comes_later(run, tmp_path):
   """Its statistics are computed, and its file has them."""
   dataset = tiny_runs.split().dataset
@@ -167,6 +168,7 @@ def test_recorded_settings(run):
   assert list(manifest['client_pixel_scaling']) == list(_CLIENTS)
 
 
+@pytest.mark.slow
 def test_held_out_clients(tmp_path):
   held_out = 'client_3'
   folder = tmp_path / 'run'

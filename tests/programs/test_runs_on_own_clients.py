@@ -65,6 +65,7 @@ def fixture_table_run(tmp_path_factory, request):
   return arguments, folder / 'run'
 
 
+@pytest.mark.slow
 def test_a_table(table_run, tmp_path, capsys):
   arguments, run = table_run
   assert train.run(arguments) == 0
@@ -134,6 +135,7 @@ def test_a_model_without_embeddings(tmp_path, capsys):
     assert 'use --model=tabular, or --categories=one_hot' in error
 
 
+@pytest.mark.slow
 def test_an_archive_of_clients(tmp_path, capsys):
   rng = np.random.default_rng(0)
   path = tmp_path / 'windows.npz'

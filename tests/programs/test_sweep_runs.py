@@ -122,6 +122,7 @@ def test_sweep_grows(tmp_path, monkeypatch, capfd):
   assert timing.rounds == 1 and timing.seconds > 0
 
 
+@pytest.mark.slow
 def test_rounds_grow(tmp_path, monkeypatch, capsys):
   arguments = ['--algorithm=fedbn', *_SMALL, '--local_steps=1']
   arguments += ['--evaluate_every=2', '--output_dir']

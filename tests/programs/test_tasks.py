@@ -70,6 +70,7 @@ def pixel_model(input_shape, num_outputs):
   )
 
 
+@pytest.mark.slow
 def test_segmentation(tmp_path, capsys):
   rng = np.random.default_rng(0)
   y = rng.integers(3, size=(24, 8, 8))

@@ -77,6 +77,7 @@ def test_evaluation_of_the_best_and_the_last_round(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'arguments',
     [[], ['--adapt=statistics'], ['--predict'], ['--export_client']],

@@ -31,11 +31,12 @@ def library(tmp_path_factory):
 
 
 # A file takes five operations, so that every fourth is each of them in turn.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('kinds', 'step'),
     [
         (faults.EVERY_KIND, 13),
-        pytest.param([(faults.KILL, 1)], 4, marks=pytest.mark.slow),
+        ([(faults.KILL, 1)], 4),
     ],
 )
 def test_each_file_is_the_old_or_the_new_one(

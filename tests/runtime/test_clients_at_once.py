@@ -141,7 +141,10 @@ def test_compiled_clients(name, at_once):
 
 
 @pytest.mark.usefixtures('compiling')
-@pytest.mark.parametrize('name', ['build_fed_avg', 'build_fedtan'])
+@pytest.mark.parametrize(
+    'name',
+    ['build_fed_avg', pytest.param('build_fedtan', marks=pytest.mark.slow)],
+)
 def test_operations_that_xla_does_not_know(name, at_once):
   """FedTAN's first passes don't have the operation."""
   problem = toy_problem.Toy('float32')
@@ -159,7 +162,10 @@ def test_operations_that_xla_does_not_know(name, at_once):
 @pytest.mark.usefixtures('compiling')
 @pytest.mark.parametrize(
     'name, options',
-    [('build_fed_avg', {}), ('build_fedtan', {'local_steps': 1})],
+    [
+        pytest.param('build_fed_avg', {}, marks=pytest.mark.slow),
+        ('build_fedtan', {'local_steps': 1}),
+    ],
 )
 def test_random_layers_have_the_same_seeds(name, options, at_once):
   """XLA has no operation for these seeds, so it does not compile."""
@@ -263,6 +269,7 @@ def test_datasets_of_arrays(fed_avg, at_once):
   assert sum(at_once.ordinary) == 4
 
 
+@pytest.mark.slow
 def test_each_exchange_takes_time_to_trace(at_once, monkeypatch):
   problem = toy_problem.Toy('float32')
   process = algorithms.build_fedtan(problem.model(), _SGD(0.1))
@@ -361,6 +368,7 @@ def test_compiling_does_not_depend_on_earlier_rounds(
   assert not at_once.ordinary
 
 
+@pytest.mark.slow
 def test_rest_of_the_compiled_clients(fed_avg, at_once, monkeypatch):
   problem, process = fed_avg
   monkeypatch.setattr(portioning, '_MIN_COMPILED_CLIENTS', 4)

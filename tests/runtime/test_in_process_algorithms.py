@@ -100,6 +100,7 @@ def _compare(process, data, rtol, contexts, num_rounds=2):
   comparison.assert_equal(found, expected, rtol, same_leaf_types=True)
 
 
+@pytest.mark.slow
 def test_fedtan_with_frozen_layers(toy, in_process_context, native_context):
   def keras_model():
     layers = [

@@ -68,6 +68,7 @@ def test_several_devices_compute_the_same_bits(example, in_process_context):
   ]
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_clients(example):
   peaks = example['peaks']
   # 72 clients with 8 MB each have 576 MB.

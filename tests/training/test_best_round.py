@@ -121,6 +121,7 @@ def test_models_are_those_of_a_run_that_ends_there(
   )
 
 
+@pytest.mark.slow
 def test_validation_is_the_mean_over_the_clients_models(model, runs):
   folder, _, result = runs[False]
   assert folder.exists()

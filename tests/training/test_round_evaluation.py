@@ -121,6 +121,7 @@ def test_few_evaluation_clients(fake_model, tmp_path):
   assert all(len(clients) == 2 for _, clients in process.evaluated)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('in_process_runtime')
 def test_hbn_is_evaluated_with_statistics_of_all_training_data(tmp_path):
   data = training_example.build_data()

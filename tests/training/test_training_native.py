@@ -54,6 +54,7 @@ def test_killed_program(model, data, tmp_path):
   assert rows[-1]['num_dropped_clients'] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('in_process_runtime')
 def test_control_variates_are_stored_but_are_not_models(model, data, tmp_path):
   process = training_example.build_process('scaffold', model)

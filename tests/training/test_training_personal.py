@@ -154,6 +154,7 @@ def _drawn(data):
   }
 
 
+@pytest.mark.slow
 def test_clients_keep_their_phases(uninterrupted, data):
   # The phases do not depend on the round in which a client is first sampled.
   _, run_dir = uninterrupted

@@ -78,7 +78,13 @@ def _recording(model, algorithm):
   return context.recording, process, output
 
 
-@pytest.mark.parametrize('algorithm', list(leakage.NORMALIZATIONS))
+@pytest.mark.parametrize(
+    'algorithm',
+    [
+        a if a == 'fedtan' else pytest.param(a, marks=pytest.mark.slow)
+        for a in leakage.NORMALIZATIONS
+    ],
+)
 def test_messages(algorithm, model):
   recording, process, output = _recording(model, algorithm)
   listed = analysis.messages(process.next)

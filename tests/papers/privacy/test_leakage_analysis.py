@@ -27,6 +27,7 @@ def _means(rows, **wanted):
   ]
 
 
+@pytest.mark.slow
 def test_attacks(tmp_path):
   result = tiny_runs.analyze(
       'leakage',

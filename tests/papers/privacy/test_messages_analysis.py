@@ -75,6 +75,7 @@ def test_fedtan_has_an_exchange_for_each_layer_and_direction(tmp_path):
   assert '10 exchanges; ' in result.markdown
 
 
+@pytest.mark.slow
 def test_kinds_of_rounds(tmp_path):
   result = _messages(
       tmp_path, '--algorithm=fixbn', '--fixbn_rounds=5', '--rounds=9'
@@ -86,6 +87,7 @@ def test_kinds_of_rounds(tmp_path):
     assert f'\n{name.capitalize()}: 1 exchange; ' in result.markdown
 
 
+@pytest.mark.slow
 def test_rounds_between_those_of_fedtan(tmp_path):
   result = _messages(tmp_path, '--algorithm=fedtan', '--fedtan_every=5')
   assert '\nPhase 1: 10 exchanges; ' in result.markdown

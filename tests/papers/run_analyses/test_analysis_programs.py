@@ -182,6 +182,7 @@ def test_a_run_keeps_its_analyses_until_it_is_removed(fedavg, tmp_path):
   assert not csv_rows.contents(run)
 
 
+@pytest.mark.slow
 def test_several_runs_share_a_folder_for_results(
     fedavg, tmp_path, monkeypatch, capsys
 ):
@@ -265,6 +266,7 @@ def test_analyses_of_models_that_are_not_functional(
   assert result.rows[0][column] == value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('name', 'words'),
     [

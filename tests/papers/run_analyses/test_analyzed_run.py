@@ -24,6 +24,7 @@ def test_clients_that_are_drawn(fedavg, tmp_path):
   assert tiny_runs.analyzed(fedavg).draw_clients(None, 0) == list(ids)
 
 
+@pytest.mark.slow
 def test_examples_that_are_drawn(comparison):
   run, other = (
       tiny_runs.analyzed(comparison / 'runs' / f'fedavg-seed{seed}')
@@ -43,6 +44,7 @@ def test_examples_that_are_drawn(comparison):
   np.testing.assert_array_equal(run.test_examples(1000, 0)[0], data.x_test)
 
 
+@pytest.mark.slow
 def test_frozen_weights_are_always_the_runs(frozen):
   run = tiny_runs.analyzed(frozen)
   names = [run.model.variables[p].name for p in run.model.constants]

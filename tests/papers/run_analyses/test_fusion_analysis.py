@@ -183,6 +183,7 @@ def _with_statistics_of_all_data(model):
   return model
 
 
+@pytest.mark.slow
 def test_fusion_with_new_statistics(fedavg, tmp_path):
   run = tiny_runs.with_flags(fedavg, tmp_path / 'run', batch_size=160)
   seen, result = _fuse(

@@ -67,6 +67,7 @@ def test_weight_divergence(comparison, divergence, algorithm, seed):
     assert start['hidden'] == start['logits'] == 0
 
 
+@pytest.mark.slow
 def test_table_of_weight_divergence(comparison, divergence):
   rows = divergence.rows
   assert list(rows[0]) == ['run', 'seed', 'layer', 'divergence']

@@ -36,6 +36,7 @@ def permuted(fedavg, encoded, tmp_path_factory):
   )
 
 
+@pytest.mark.slow
 def test_permutation(fedavg, encoded, permuted):
   columns = ['run', 'seed', 'group', 'units', 'weights', 'kept_share']
   assert list(permuted.rows[0]) == columns
@@ -91,6 +92,7 @@ def shuffled(fedavg, encoded, tmp_path_factory):
   )
 
 
+@pytest.mark.slow
 def test_shuffle_errors(fedavg, encoded, shuffled):
   x = tiny_runs.split().dataset.x_test
   expected = []

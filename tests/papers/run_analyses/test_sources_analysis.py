@@ -16,6 +16,7 @@ def _accuracy(model, data, positions):
   return np.mean(logits.argmax(axis=1) == data.dataset.y_test[positions])
 
 
+@pytest.mark.slow
 def test_a_comparison(comparison, tmp_path):
   result = tiny_runs.analyze('sources', comparison, folder=tmp_path)
   sources = [*(f'client_{n}' for n in range(4)), '']
@@ -68,6 +69,7 @@ def test_too_many_models(fedbn, monkeypatch, tmp_path, capsys):
   assert '4 own models of clients' in error and 'at most 3' in error
 
 
+@pytest.mark.slow
 def test_different_metrics(fedavg, regression, tmp_path, capsys):
   runs = f'--run={fedavg},{regression}'
   assert analyze.run(['sources', runs, f'--output_dir={tmp_path}']) == 2

@@ -297,6 +297,7 @@ def test_runs_leave_nothing_behind(monkeypatch, tmp_path):
   assert len(builder.references) == 8
 
 
+@pytest.mark.slow
 def test_later_collections_leave_out_the_modules(monkeypatch, tmp_path):
   tasks = _tasks('--algorithms=fedavg', '--seeds=0,1')
   monkeypatch.setattr(jobs, 'train_one', lambda job, hook: None)

@@ -103,6 +103,7 @@ def test_noise_and_its_options(monkeypatch):
   )
 
 
+@pytest.mark.slow
 def test_noise_for_an_epsilon(monkeypatch):
   flags = [
       *('--privacy=dp', '--dp_epsilon=9', '--dp_delta=1e-3'),

@@ -150,7 +150,9 @@ def _trained_in_keras(run, data, client, epochs):
   )
 
 
-@pytest.mark.parametrize('algorithm', ['fedbn', 'fedavg'])
+@pytest.mark.parametrize(
+    'algorithm', ['fedbn', pytest.param('fedavg', marks=pytest.mark.slow)]
+)
 def test_clients_train_own_batch_norm(algorithm, tmp_path, capsys):
   run = tmp_path / 'run'
   arguments = [
@@ -302,6 +304,7 @@ def test_overwriting_removes_the_files(comparison, tmp_path):
   assert not list(folder.rglob('held_out.*'))
 
 
+@pytest.mark.slow
 def test_evaluation_has_the_scaling_of_the_training(tmp_path, capsys):
   run = tmp_path / 'run'
   arguments = [

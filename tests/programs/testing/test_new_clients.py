@@ -161,6 +161,7 @@ def test_statistics_are_those_of_the_evaluated_client(
   ]
 
 
+@pytest.mark.slow
 def test_new_client_of_a_run_whose_clients_are_no_domains(domains, tmp_path):
   run = _train(
       tmp_path / 'run',

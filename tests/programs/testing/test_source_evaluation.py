@@ -54,6 +54,7 @@ def _in_keras(model, x, y):
   return model.evaluate(x, y, verbose=0)
 
 
+@pytest.mark.slow
 def test_own_models_on_domains(fedbn):
   found = _evaluate(fedbn)
   dataset = tff_bn_data.load_dataset('digits_domains')
@@ -114,6 +115,7 @@ def test_a_shared_model_has_one_row(fedavg):
   assert {s: row['accuracy'] for (_, s), row in found.items()} == by_client
 
 
+@pytest.mark.slow
 def test_each_client_has_other_reestimated_statistics(fedavg):
   found = _evaluate(fedavg, '--reestimate_statistics')
   clients = ['', 'client_0', 'client_1', 'client_2']

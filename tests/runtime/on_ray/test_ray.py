@@ -286,6 +286,7 @@ class TestAtOnce:
     # A worker keeps the values that later passes need.
     assert all(bool(t.inputs) == (t.pass_number == 0) for t in sent)
 
+  @pytest.mark.slow
   @pytest.mark.usefixtures('compiling')
   def test_xla_compiles_the_same(self, context, sent, monkeypatch):
     """Also for the clients that are left over, and after other rounds."""
