@@ -11,6 +11,10 @@ class _Scalar(keras.layers.Layer):
   _NAME: str
   _INITIALIZER: str
 
+  def __init__(self, **kwargs: Any):
+    super().__init__(**kwargs)
+    self.supports_masking = True
+
   def build(self, input_shape: Any) -> None:
     """Creates the weight."""
     del input_shape

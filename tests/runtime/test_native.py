@@ -334,10 +334,7 @@ def test_interpreter_exit():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    'signum',
-    [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize('signum', [signal.SIGINT, signal.SIGKILL])
 def test_signal_in_a_block_that_is_never_left(signum):
   process = _start('never left')
   try:
