@@ -127,7 +127,7 @@ _CASES = [
     for algorithm in ('fed_rep', 'fed_babu', 'ditto')
     for correction in ('scaffold', 'moon')
 ]
-_QUICK = [('fed_rep', 'scaffold'), ('ditto', 'moon')]
+_QUICK = [('ditto', 'moon')]
 
 
 @pytest.mark.parametrize(

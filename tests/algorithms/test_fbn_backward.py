@@ -126,7 +126,11 @@ _KINDS = [
 ]
 
 
-@pytest.mark.parametrize('options', _KINDS)
+@pytest.mark.parametrize(
+    'options',
+    [dict(sends=True)]
+    + [pytest.param(k, marks=pytest.mark.slow) for k in _KINDS[:-1]],
+)
 def test_rounds_equal_the_formula_on_the_union(toy, options):
   process = _process(**options)
   truth = _Truth(_model(), options.get('kind', 'running'))

@@ -100,7 +100,10 @@ def _numpy_fed_ap(initial, batches, rounds, num_fedbn_rounds, own_share):
 _ROUNDS = [(0, 1, 2), (0, 2), (0, 1, 2, 3), (3, 1, 2), (0, 3)]
 
 
-@pytest.mark.parametrize('num_fedbn_rounds', [1, 2, 9])
+@pytest.mark.parametrize(
+    'num_fedbn_rounds',
+    [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 9))],
+)
 def test_rounds_equal_numpy(toy, num_fedbn_rounds):
   model, process = client_rounds.toy_process(
       'build_fed_ap',

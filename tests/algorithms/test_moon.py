@@ -244,6 +244,7 @@ def test_local_variables_are_the_clients_own_in_all_models(toy):
   assert not len(state_type.client_work['correction'])
 
 
+@pytest.mark.slow
 def test_fbn_equals_numpy(toy):
   """The frozen models normalize with their own running statistics."""
   model = toy.model()

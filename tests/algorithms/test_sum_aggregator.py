@@ -104,9 +104,8 @@ def test_exchanges_of_fedtan_are_sums(toy_images, moments):
   assert 'secure_upper_threshold' in str(exchanges[0])
 
 
-@pytest.mark.parametrize(
-    'moments', ['two_pass', pytest.param('fused', marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('moments', ['two_pass', 'fused'])
 def test_fedtan_without_noise_is_fedtan(toy, moments):
   datasets = _datasets(toy, equal=True)
   expected, _ = _train(

@@ -168,6 +168,7 @@ def test_different_results_are_not_reported():
     check(changed, 1.1)
 
 
+@pytest.mark.slow
 def test_memory_of_a_round():
   row = benchmark.Row('small_cnn', 2, 1, 4)
   # TensorFlow alone takes some, and nobody has a terabyte.

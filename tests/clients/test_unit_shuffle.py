@@ -160,6 +160,7 @@ def test_encodings_stay_so_the_function_changes():
   assert np.abs(_outputs(model, found['values'], x) - expected).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_without_permutations_training_is_the_same_to_the_bit():
   model, dataset = _model(), _dataset(20)
   training = _training(model, shuffle_times=5, shuffle_probability=0.0)
@@ -233,6 +234,7 @@ def _partly_frozen(*names):
   return model
 
 
+@pytest.mark.slow
 def test_units_with_frozen_weights_keep_their_places():
   """The other units are permuted, so the function is the same."""
   model = _model(lambda: _partly_frozen('conv'))
@@ -274,6 +276,7 @@ def _with_reshape():
   return _flat(hidden)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('in_process_runtime')
 def test_clients_are_permuted_independently_and_again_if_continued():
   model = _model(lambda: _flat(keras.layers.Dense(9, dtype='float64')))

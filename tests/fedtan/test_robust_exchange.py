@@ -143,7 +143,11 @@ def _assert_near(answers, honest, kappa):
 
 
 @pytest.mark.parametrize(
-    'rule_class', [aggregators.TrimmedMean, aggregators.CoordinateMedian]
+    'rule_class',
+    [
+        aggregators.CoordinateMedian,
+        pytest.param(aggregators.TrimmedMean, marks=pytest.mark.slow),
+    ],
 )
 def test_answers_are_near_to_honest_ones_whatever_attackers_send(rule_class):
   kappa = _kappas(_NUM_HONEST, _NUM_ATTACKERS)[rule_class]

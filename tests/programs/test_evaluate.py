@@ -59,6 +59,7 @@ def _assert_same(model, expected):
     np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_exported_models(run, sampled, tmp_path, capsys):
   assert not (run / 'model/clients').exists()
   assert 'save_client_models' not in (run / 'flags.txt').read_text()

@@ -90,6 +90,7 @@ def test_secure_sums_are_counted_and_compared(tmp_path, capsys):
   assert 'out of the bounds' not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_values_out_of_bounds_are_said(tmp_path, caplog):
   arguments = [
       *(*_ARGUMENTS, '--algorithm=fedavg', '--rounds=1'),

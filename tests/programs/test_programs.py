@@ -283,6 +283,7 @@ def test_other_comparison_is_refused(comparison, capsys):
   assert 'fedavg-seed1' in error and '--rounds (4, now 3)' in error
 
 
+@pytest.mark.slow
 def test_run_is_repeated_by_its_flags(
     comparison, tmp_path, monkeypatch, capsys
 ):
@@ -703,6 +704,7 @@ def test_folder_in_use_is_left_alone(tmp_path, capsys):
   assert train.run([*_SMALL, '--rounds=1', f'--output_dir={run}']) == 2
 
 
+@pytest.mark.slow
 def test_final_model_that_is_not_finite(tmp_path, capsys):
   arguments = [*_SMALL, '--client_learning_rate=1e23', '--local_steps=1']
   arguments += ['--rounds=1', f'--output_dir={tmp_path}']
@@ -744,6 +746,7 @@ def test_nothing_in_a_foreign_run_is_executed(copied, tmp_path, monkeypatch):
     assert not (tmp_path / 'EXECUTED').exists()
 
 
+@pytest.mark.slow
 def test_damaged_models_are_noticed_and_repaired(copied, tmp_path, capsys):
   folder, arguments = copied
   run = folder / 'runs' / 'fedbn-seed0'

@@ -83,6 +83,7 @@ def _assert_same_results(found, expected):
     assert found[key][1] == pytest.approx(loss, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_fusion(fedavg, tmp_path):
   run = tiny_runs.with_flags(fedavg, tmp_path / 'fedavg', client_momentum=0.5)
   seen, result = _fuse(run, *_FUSION, folder=tmp_path / 'out')

@@ -643,6 +643,7 @@ def test_dark_mode_is_followed(open_page):
   assert scheme == 'light dark'
 
 
+@pytest.mark.slow
 def test_plots_follow_the_width_of_the_window(open_page):
   tab = open_page(1400)
   tab.page.set_viewport_size(dict(width=390, height=900))
@@ -662,6 +663,7 @@ def _points(tab, x):
   return found
 
 
+@pytest.mark.slow
 def test_axis_is_switched(open_page, comparison):
   tab = open_page(1400)
   data = _plot_data(comparison)['data']['points']

@@ -126,6 +126,7 @@ def _classes(run):
   return [row['class'] for row in csv_rows.read(run / 'class_metrics.csv')][:5]
 
 
+@pytest.mark.slow
 def test_files_of_a_run(run):
   """Clients without test data are left out, as in client_metrics.csv."""
   clients = [row['client'] for row in csv_rows.read(run / 'client_metrics.csv')]

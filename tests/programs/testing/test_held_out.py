@@ -274,6 +274,7 @@ def test_table_averages_over_seeds():
   ]
 
 
+@pytest.mark.slow
 def test_held_out_clients_have_no_models(comparison, tmp_path, capsys):
   run = comparison[0] / 'runs/silobn-seed0'
   assert evaluate.run([f'--run={run}', f'--output_dir={tmp_path}']) == 0

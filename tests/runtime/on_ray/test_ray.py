@@ -261,13 +261,8 @@ class TestAtOnce:
     comparison.assert_equal(found, expected, same_leaf_types=True)
     return found
 
-  @pytest.mark.parametrize(
-      'name',
-      [
-          'build_scaffold',
-          *(pytest.param(n, marks=pytest.mark.slow) for n in _AT_ONCE),
-      ],
-  )
+  @pytest.mark.slow
+  @pytest.mark.parametrize('name', ['build_scaffold', *_AT_ONCE])
   def test_all_kinds_of_clients(self, context, sent, name):
     problem = toy_problem.Toy('float32')
     process = rounds_at_once.process(
@@ -305,6 +300,7 @@ class TestAtOnce:
     ]
     assert all(t.forms.are_compiled for t in sent if t.forms)
 
+  @pytest.mark.slow
   @pytest.mark.usefixtures('compiling')
   def test_operations_that_xla_does_not_know(self, context, sent):
     problem = toy_problem.Toy('float32')
