@@ -168,8 +168,15 @@ def tff_problem(toy):
   return toy
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('name', _TFF_ALGORITHMS)
+@pytest.mark.parametrize(
+    'name',
+    [
+        n
+        if n == 'robust_aggregator'
+        else pytest.param(n, marks=pytest.mark.slow)
+        for n in _TFF_ALGORITHMS
+    ],
+)
 def test_algorithm_of_tff(
     name, tff_problem, in_process_context, native_context
 ):
