@@ -18,7 +18,6 @@ BUILDERS = [
 ]
 # These begin with another computation than they end with.
 PHASED = ('build_fedtan_ii', 'build_fixbn')
-QUICK = ('build_scaffold',)
 NUM_ROUNDS = 3
 
 

@@ -91,9 +91,7 @@ def _both(process, clients, at_once, num_portions=2):
 @pytest.mark.parametrize(
     'name',
     [
-        n
-        if n in rounds_at_once.QUICK
-        else pytest.param(n, marks=pytest.mark.slow)
+        n if n == 'build_scaffold' else pytest.param(n, marks=pytest.mark.slow)
         for n in rounds_at_once.BUILDERS
     ],
 )
