@@ -41,6 +41,7 @@ def test_epsilon_of_each_round(run):
   np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_continued_run_repeats_the_noise(run, tmp_path):
   arguments = [*_DP, '--algorithm=fedtan', f'--output_dir={tmp_path}']
   for rounds in (1, 3, 4):

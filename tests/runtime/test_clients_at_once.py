@@ -88,13 +88,8 @@ def _both(process, clients, at_once, num_portions=2):
     return expected, rounds_at_once.outputs(process, clients)
 
 
-@pytest.mark.parametrize(
-    'name',
-    [
-        n if n == 'build_scaffold' else pytest.param(n, marks=pytest.mark.slow)
-        for n in rounds_at_once.BUILDERS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('name', rounds_at_once.BUILDERS)
 def test_all_kinds_of_clients(name, at_once):
   problem = toy_problem.Toy('float32', (6, 6, 1))
   model = problem.model_for(name)

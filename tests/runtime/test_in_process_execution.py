@@ -75,11 +75,13 @@ def test_memory_does_not_grow_with_the_number_of_clients(example):
   assert peaks['80'] - peaks['8'] < 80
 
 
+@pytest.mark.slow
 def test_closed_runtime_frees_compiled_functions(example):
   before, after = example['runtimes']
   assert after - before < 25  # 3 of them have 40 MB.
 
 
+@pytest.mark.slow
 def test_variables_and_tables_are_freed(example):
   before, after = example['variables']
   assert after - before < 40  # 300 variables have 1200 MB.

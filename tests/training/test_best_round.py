@@ -14,6 +14,8 @@ from tff_bn.training import client_metrics
 from tff_bn.training import evaluation
 from tff_bn.training import run_entries
 
+pytestmark = pytest.mark.slow
+
 _CONFIG = dataclasses.replace(
     training_fakes.CONFIG, evaluate_every=1, keep_best='loss', rounds=6
 )
@@ -105,7 +107,6 @@ def runs(model, tmp_path_factory):
   return found
 
 
-@pytest.mark.slow
 @training_fakes.both_kinds
 def test_models_are_those_of_a_run_that_ends_there(
     model, runs, tmp_path, stateful
@@ -121,7 +122,6 @@ def test_models_are_those_of_a_run_that_ends_there(
   )
 
 
-@pytest.mark.slow
 def test_validation_is_the_mean_over_the_clients_models(model, runs):
   folder, _, result = runs[False]
   assert folder.exists()

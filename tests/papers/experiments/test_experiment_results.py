@@ -15,6 +15,8 @@ from tff_bn.programs.results import html_report
 from tff_bn.programs.runs import jobs
 from tff_bn.programs.runs import run_folder
 
+pytestmark = pytest.mark.slow
+
 _TOML = """
 title = "New, table 1: accuracy in %"
 place = "section 5"
@@ -104,7 +106,6 @@ def _arguments(output, *more):
   ]
 
 
-@pytest.mark.slow
 def test_numbers_are_the_means_of_the_runs(finished):
   results = csv_rows.read(finished / 'results.csv')
   assert len(results) == 2 * 2
@@ -123,7 +124,6 @@ def test_numbers_are_the_means_of_the_runs(finished):
   assert [row['paper'] for row in rows] == ['', '30.5', '', '80.5']
 
 
-@pytest.mark.slow
 def test_flags_name_the_experiment_in_place_of_the_algorithms(finished):
   flags = run_folder.read_flags(finished)
 
@@ -266,7 +266,6 @@ def test_default_folder_has_the_names_of_experiment_and_scale(
   assert 'kept_share' in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_numbers_of_clients_are_those_of_an_evaluation(folder, tmp_path):
   path = folder / 'new' / 'clients.toml'
   path.write_text(

@@ -13,6 +13,8 @@ import tiny_runs
 from tff_bn.papers import analyze as analyze_program
 from tff_bn.papers import units
 
+pytestmark = pytest.mark.slow
+
 _SEEDS = (0, 1)
 _LAYERS = ('hidden', 'norm', 'logits')
 
@@ -48,7 +50,6 @@ def divergence(comparison):
   return tiny_runs.analyze('weight_divergence', comparison)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(('algorithm', 'seed'), [('fedavg', 0), ('fedbn', 1)])
 def test_weight_divergence(comparison, divergence, algorithm, seed):
   run = comparison / 'runs' / f'{algorithm}-seed{seed}'
@@ -67,7 +68,6 @@ def test_weight_divergence(comparison, divergence, algorithm, seed):
     assert start['hidden'] == start['logits'] == 0
 
 
-@pytest.mark.slow
 def test_table_of_weight_divergence(comparison, divergence):
   rows = divergence.rows
   assert list(rows[0]) == ['run', 'seed', 'layer', 'divergence']
@@ -121,19 +121,17 @@ def test_a_run_alone(fedavg, divergence, tmp_path, capsys):
     ('flags', 'rate', 'num_rounds'),
     [
         ({}, 0.1, 2),
-        pytest.param(
+        (
             dict(client_learning_rate_schedule='2:0.25,3:0'),
             0.1 * 0.25,
             1,
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
+        (
             dict(local_steps=None, local_epochs=1, batch_size=200),
             0.1,
             3,
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
+        (
             dict(
                 local_steps=None,
                 local_epochs=2,
@@ -142,7 +140,6 @@ def test_a_run_alone(fedavg, divergence, tmp_path, capsys):
             ),
             0.1,
             1,
-            marks=pytest.mark.slow,
         ),
     ],
     ids=['steps', 'schedule', 'epochs', 'momentum'],
@@ -230,9 +227,7 @@ def _prefer(before, after, layer, x, y):
     ('name', 'column', 'measure'),
     [
         ('matching', 'diagonal_share', _match),
-        pytest.param(
-            'preference', 'agreeing_share', _prefer, marks=pytest.mark.slow
-        ),
+        ('preference', 'agreeing_share', _prefer),
     ],
 )
 def test_layers_before_and_after(

@@ -13,6 +13,8 @@ from tff_bn import position_aware
 from tff_bn.papers.run_analyses import shuffle_test_analysis
 from tff_bn.position_aware import position_encodings
 
+pytestmark = pytest.mark.slow
+
 
 def _without_encodings(run):
   """Puts the run's weights into a model without encodings."""
@@ -36,7 +38,6 @@ def permuted(fedavg, encoded, tmp_path_factory):
   )
 
 
-@pytest.mark.slow
 def test_permutation(fedavg, encoded, permuted):
   columns = ['run', 'seed', 'group', 'units', 'weights', 'kept_share']
   assert list(permuted.rows[0]) == columns
@@ -92,7 +93,6 @@ def shuffled(fedavg, encoded, tmp_path_factory):
   )
 
 
-@pytest.mark.slow
 def test_shuffle_errors(fedavg, encoded, shuffled):
   x = tiny_runs.split().dataset.x_test
   expected = []
@@ -220,7 +220,7 @@ def test_number_of_examples_of_the_shuffle_test(fedavg, tmp_path):
 @pytest.mark.parametrize(
     ('name', 'pan'),
     [
-        pytest.param('resnet20', 'add', marks=pytest.mark.slow),
+        ('resnet20', 'add'),
         ('fbn_cnn', 'multiply'),
     ],
 )
