@@ -15,8 +15,14 @@ def pytest_collection_modifyitems(items):
       item
       for item in items
       if item.path.name != 'test_ray_as_in_process.py'
-      or len(list(item.iter_markers('slow'))) == 1  # The module's own mark.
+      or not _is_slow_variant(item)
   ]
+
+
+def _is_slow_variant(item):
+  """Whether the test's parameters are marked, not the test or the module."""
+  marks = item.callspec.marks if hasattr(item, 'callspec') else []
+  return any(mark.name == 'slow' for mark in marks)
 
 
 @pytest.fixture(scope='session')
