@@ -67,6 +67,26 @@ def test_a_missing_file(tmp_path):
   )
 
 
+def test_a_missing_dataset(tmp_path):
+  idx_folder.save(_ARRAYS, tmp_path, 'emnist-digits-')
+  _refused(
+      f'idx:{tmp_path}/emnist-letters',
+      'has no file emnist-letters-train-images-idx3-ubyte or',
+  )
+
+
+def test_an_empty_folder(tmp_path):
+  _refused(f'idx:{tmp_path}', 'train-images.*; it has no files')
+
+
+def test_a_folder_in_place_of_a_file(tmp_path):
+  idx_folder.save(_ARRAYS, tmp_path)
+  path = tmp_path / idx_folder.file_name('x_train')
+  path.unlink()
+  path.mkdir()
+  _refused(f'idx:{tmp_path}', f"'{path}' is no regular file")
+
+
 @pytest.mark.parametrize(
     ('content', 'message'),
     [
