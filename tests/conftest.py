@@ -62,7 +62,7 @@ def _position(item):
   # Its single tests take minutes.
   if item.path.name == 'test_readme_tables.py':
     return 1
-  # The files beside this one run the code of the documentation.
+  # Some files beside this one run the code of the documentation.
   is_beside = item.path.parent == pathlib.Path(__file__).parent
   if is_beside or _LONG_FOLDERS.intersection(
       part.name for part in item.path.parents

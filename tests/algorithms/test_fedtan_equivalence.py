@@ -274,7 +274,7 @@ def test_fed_avg_makes_the_centralised_step_of_one_client_only():
 # Any model.
 
 
-# The other models differ from these in little, or other tests here use them.
+# Their paths through the exchanges differ most.
 _QUICK = frozenset(
     [
         'nested',

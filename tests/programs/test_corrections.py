@@ -60,9 +60,7 @@ def test_comparison(tmp_path):
     ('flag', 'num_sampled', 'full', 'repeated'),
     [
         ('--local_steps=2', 4, 0, 0),
-        pytest.param(
-            *('--clients_per_round=3', 3, 3, 0), marks=pytest.mark.slow
-        ),
+        ('--clients_per_round=3', 3, 3, 0),
         # The first round shows that clients have different numbers of batches.
         ('--local_epochs=1', 4, 3, 1),
     ],

@@ -96,26 +96,6 @@ _EPOCHS = dict(local_epochs=2)
         ('fed_avg', {}, _STEPS, 2, False),
         # 4, 6 and 12 steps with 5, 11 and 24 examples.
         ('fed_avg', {}, _EPOCHS, 2, False),
-        pytest.param(
-            *('fed_avg', {}, _EPOCHS, 2, True), marks=pytest.mark.slow
-        ),
-        pytest.param(
-            *('fed_avg', dict(client_weighting='uniform'), _EPOCHS, 2, False),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *('fed_bn', {}, _EPOCHS, 2, False), marks=pytest.mark.slow
-        ),
-        pytest.param(
-            *('fedtan', dict(local_steps=2), _STEPS, 2, False),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            'fedtan',
-            dict(local_steps=2, running_statistics='first_step'),
-            *(_STEPS, 2, False),
-            marks=pytest.mark.slow,
-        ),
         (
             'fedtan',
             dict(
@@ -127,6 +107,26 @@ _EPOCHS = dict(local_epochs=2)
         ),
         ('fbn', dict(backward='running'), _STEPS, 2, False),
         ('fixbn', dict(fixbn_rounds=2), _STEPS, 3, False),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ('fed_avg', {}, _EPOCHS, 2, True),
+                (
+                    'fed_avg',
+                    dict(client_weighting='uniform'),
+                    _EPOCHS,
+                    2,
+                    False,
+                ),
+                ('fed_bn', {}, _EPOCHS, 2, False),
+                ('fedtan', dict(local_steps=2), _STEPS, 2, False),
+                (
+                    'fedtan',
+                    dict(local_steps=2, running_statistics='first_step'),
+                    *(_STEPS, 2, False),
+                ),
+            )
+        ),
     ],
 )
 def test_share_is_what_a_run_leaves(
