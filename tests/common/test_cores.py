@@ -1,5 +1,6 @@
 """Tests of how operations and clients share the CPU's cores."""
 
+import json
 import os
 import subprocess
 import sys
@@ -12,12 +13,15 @@ from tff_bn import runtime
 from tff_bn.common import cores
 
 _NUM_THREADS = 'TF_NUM_INTRAOP_THREADS'
+_OWN_THREADS = 'TF_OVERRIDE_GLOBAL_THREADPOOL'
 
 
 @pytest.fixture
 def machine(monkeypatch):
   """A machine with 8 cores, on which TensorFlow has not been used."""
-  machine = types.SimpleNamespace(num_cores=8, num_threads=0, gpus=[])
+  machine = types.SimpleNamespace(
+      num_cores=8, num_threads=0, gpus=[], cpus=['CPU:0'], have_own_threads=None
+  )
   monkeypatch.delenv(_NUM_THREADS, raising=False)
   monkeypatch.setattr(
       os, 'sched_getaffinity', lambda _: set(range(machine.num_cores))
@@ -32,8 +36,21 @@ def machine(monkeypatch):
       'set_intra_op_parallelism_threads',
       lambda number: setattr(machine, 'num_threads', number),
   )
+  devices = {'GPU': lambda: machine.gpus, 'CPU': lambda: ['CPU:0']}
   monkeypatch.setattr(
-      tf.config, 'list_physical_devices', lambda _: machine.gpus
+      tf.config, 'list_physical_devices', lambda kind: devices[kind]()
+  )
+  monkeypatch.setattr(
+      tf.config,
+      'set_logical_device_configuration',
+      lambda cpu, parts: setattr(machine, 'cpus', [cpu] * len(parts)),
+  )
+  monkeypatch.setattr(
+      tf.config,
+      'list_logical_devices',
+      lambda: setattr(
+          machine, 'have_own_threads', os.environ.get(_OWN_THREADS)
+      ),
   )
   return machine
 
@@ -61,6 +78,24 @@ def test_divide(machine, num_cores, num_clients, num_threads, num_concurrent):
   assert cores.num_concurrent() == num_concurrent
 
 
+@pytest.mark.parametrize(
+    ('num_cores', 'num_clients', 'num_cpus'),
+    [(8, 100, 8), (8, 1000, 8), (64, 100, 16), (8, 99, 1), (1, 100, 1)],
+)
+@pytest.mark.parametrize('own_value', [None, 'false'])
+def test_cpus_with_own_threads(
+    machine, monkeypatch, num_cores, num_clients, num_cpus, own_value
+):
+  machine.num_cores = num_cores
+  if own_value:
+    monkeypatch.setenv(_OWN_THREADS, own_value)
+  runtime.divide_cores(num_clients)
+  assert machine.cpus == ['CPU:0'] * num_cpus
+  assert machine.have_own_threads == ('true' if num_cpus > 1 else None)
+  # Child processes are as before.
+  assert os.environ.get(_OWN_THREADS) == own_value
+
+
 def test_without_division_an_operation_uses_all_cores(machine):
   assert cores.num_cores() == cores.per_operation() == machine.num_cores
   assert cores.num_concurrent() == 1
@@ -78,6 +113,7 @@ def test_what_is_chosen_stays(machine, monkeypatch):
   assert runtime.divide_cores(100) == 3
   assert not machine.num_threads
   assert cores.num_concurrent() == 3
+  assert len(machine.cpus) == 1
 
 
 @pytest.mark.usefixtures('machine')
@@ -96,12 +132,46 @@ def test_too_late(monkeypatch):
 @pytest.mark.slow
 def test_tensorflow_obeys():
   program = """
+import json
+import os
+import threading
+import time
+
+os.sched_getaffinity = lambda _: {0, 1}
 import tensorflow as tf
 from tff_bn.common import cores
 
-cores.divide(1000)
-tf.constant(0)
-print(tf.config.threading.get_intra_op_parallelism_threads())
+cores.divide(100)
+matrices = [tf.fill([64, 64], 0.001 * i) for i in range(12)]
+
+
+# XLA lets the threads for operations share the products.
+@tf.function(jit_compile=True)
+def multiply(x, num_times):
+  return tf.while_loop(
+      lambda i, _: i < num_times,
+      lambda i, x: (i + 1, tf.add_n([tf.matmul(x, m) for m in matrices])),
+      (0, x),
+  )
+
+
+def run(number, num_times):
+  with tf.device(f'CPU:{number}'):
+    multiply(tf.eye(64), tf.constant(num_times))
+
+
+run(0, 1)
+run(1, 1)
+slow = threading.Thread(target=run, args=(0, 10000))
+slow.start()
+time.sleep(0.2)
+run(1, 1)
+print(json.dumps({
+    'threads': tf.config.threading.get_intra_op_parallelism_threads(),
+    'cpus': len(tf.config.list_logical_devices('CPU')),
+    'is_slow_still_running': slow.is_alive(),
+}))
+slow.join()
 """
   environment = dict(os.environ, CUDA_VISIBLE_DEVICES='')
   environment.pop(_NUM_THREADS, None)
@@ -114,4 +184,8 @@ print(tf.config.threading.get_intra_op_parallelism_threads())
       check=False,
   )
   assert completed.returncode == 0, completed.stderr
-  assert int(completed.stdout) == max(1, cores.num_cores() // 16)
+  assert json.loads(completed.stdout) == {
+      'threads': 1,
+      'cpus': 2,
+      'is_slow_still_running': True,
+  }

@@ -1,11 +1,16 @@
 """Tests of clients that one function computes: the same bits as one by one."""
 
 import gc
+import json
+import os
+import subprocess
+import sys
 import weakref
 
 import array_data
 import comparison
 import keras
+import logical_cpus_example
 import numpy as np
 import pytest
 import rounds_at_once
@@ -16,7 +21,10 @@ import toy_problem
 
 from tff_bn import algorithms
 from tff_bn import runtime
+from tff_bn.common import cores
+from tff_bn.runtime import client_part
 from tff_bn.runtime import client_portions
+from tff_bn.runtime import devices
 from tff_bn.runtime import portioning
 
 # Their clients do different things.
@@ -373,6 +381,59 @@ def test_rest_of_the_compiled_clients(fed_avg, at_once, monkeypatch):
     rounds.next()
   assert at_once.compiled == [2] * 6
   assert at_once.ordinary == [1]
+
+
+@pytest.mark.usefixtures('at_once', 'compiling')
+def test_all_cpus_compute_when_it_pays_to_compile_again(fed_avg, monkeypatch):
+  problem, process = fed_avg
+  # The seconds that all clients take in each round, and how many CPUs are used.
+  rounds_to_come = [(10, 1), (4, 1), (6, 1), (1, 2)]
+  seconds = iter([s for s, _ in rounds_to_come])
+  saw = portioning.Portioning.saw
+  monkeypatch.setattr(
+      portioning.Portioning,
+      'saw',
+      lambda self, _: saw(self, [next(seconds) / 4] * 4),
+  )
+  used = set()
+  call = client_part.ClientPart.call
+
+  def noting_call(self, *args):
+    used.add(self._device)
+    return call(self, *args)
+
+  monkeypatch.setattr(client_part.ClientPart, 'call', noting_call)
+  with _Portions(process, rounds_at_once.equal_clients(problem)) as rounds:
+    (device,) = rounds.context._devices
+    # Two names of this process's only CPU.
+    device.compiled_names = [devices.HOST, '/device:CPU:0']
+    for _, num_cpus in rounds_to_come:
+      used.clear()
+      rounds.next()
+      assert used == set(device.compiled_names[:num_cpus])
+
+
+@pytest.mark.slow
+def test_all_cpus_compute_the_same_bits():
+  environment = dict(
+      os.environ,
+      CUDA_VISIBLE_DEVICES='',
+      PYTHONPATH=os.pathsep.join(sys.path),
+  )
+  # Otherwise, the cores are divided already.
+  environment.pop(cores.ENVIRONMENT_VARIABLE, None)
+  done = subprocess.run(
+      [sys.executable, logical_cpus_example.__file__],
+      env=environment,
+      capture_output=True,
+      text=True,
+      check=False,
+      timeout=300,
+  )
+  assert done.returncode == 0, done.stderr
+  (expected, one), (found, all_cpus) = json.loads(done.stdout)
+  assert found == expected
+  assert (one, all_cpus) == (['CPU:0'], ['CPU:0', 'CPU:1'])
 
 
 def test_time_is_divided_by_the_number_of_batches(fed_avg, at_once):

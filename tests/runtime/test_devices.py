@@ -84,6 +84,24 @@ def test_clients_keep_all_cores_busy(monkeypatch, num_concurrent, expected):
   device.close()
 
 
+@pytest.mark.parametrize(
+    ('names', 'expected'), [(None, ['CPU:0', 'CPU:1']), (['CPU:0'], ['CPU:0'])]
+)
+def test_all_cpus_compute_what_xla_compiles(monkeypatch, names, expected):
+  cpus = [tf.config.LogicalDevice(f'/device:CPU:{i}', 'CPU') for i in range(2)]
+  monkeypatch.setattr(
+      tf.config,
+      'list_logical_devices',
+      lambda kind=None: [] if kind == 'GPU' else cpus,
+  )
+  (device,) = devices.find_devices(names, None)
+  device.close()
+  assert device.name == _CPU
+  assert list(device.compiled_names) == [
+      _CPU.replace('CPU:0', name) for name in expected
+  ]
+
+
 @pytest.mark.usefixtures('three_gpus')
 def test_gpus_are_the_default():
   found = devices.find_devices(None, None)

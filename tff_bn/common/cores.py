@@ -7,6 +7,10 @@ import tensorflow as tf
 
 # TensorFlow reads it when it starts.
 ENVIRONMENT_VARIABLE = 'TF_NUM_INTRAOP_THREADS'
+# TensorFlow reads it when it starts. Then each of its devices has own threads.
+_OWN_THREADS = 'TF_OVERRIDE_GLOBAL_THREADPOOL'
+# XLA may compile the work of that many clients of a round.
+MIN_COMPILED_CLIENTS = 100
 
 # Each client that is computed needs memory for its activations.
 _MAX_CONCURRENT_CLIENTS = 16
@@ -44,6 +48,10 @@ def divide(num_clients: int) -> int:
   there are cores, up to 16. It has to be called before TensorFlow is first
   used.
 
+  The functions that XLA compiles for many clients run in the threads for
+  operations. If there are fewer than cores, TensorFlow therefore gets as many
+  logical CPUs as clients are computed concurrently, each with own threads.
+
   Nothing changes if this process has a GPU, or if the number of threads has
   been chosen already, by the environment variable `TF_NUM_INTRAOP_THREADS` or
   by `tf.config.threading.set_intra_op_parallelism_threads`.
@@ -67,4 +75,22 @@ def divide(num_clients: int) -> int:
   if not is_chosen and not tf.config.list_physical_devices('GPU'):
     number = num_cores() // min(num_clients, _MAX_CONCURRENT_CLIENTS)
     tf.config.threading.set_intra_op_parallelism_threads(max(1, number))
+    if num_clients >= MIN_COMPILED_CLIENTS and num_concurrent() > 1:
+      _divide_cpu(num_concurrent())
   return per_operation()
+
+
+def _divide_cpu(number: int) -> None:
+  """Starts TensorFlow with several logical CPUs, each with own threads."""
+  (cpu,) = tf.config.list_physical_devices('CPU')
+  tf.config.set_logical_device_configuration(
+      cpu, [tf.config.LogicalDeviceConfiguration()] * number
+  )
+  # Other processes must not inherit the environment variable.
+  environment = dict(os.environ)
+  os.environ[_OWN_THREADS] = 'true'
+  try:
+    tf.config.list_logical_devices()
+  finally:
+    os.environ.pop(_OWN_THREADS)
+    os.environ.update(environment)

@@ -79,7 +79,12 @@ class InProcessContext(plan_context.PlanContext):
         are_cpus=all(device.is_cpu for device in self._devices),
     )
     with portioning.watching(portions):
-      clients = local_clients.LocalClients(invocation, portions, self._devices)
+      clients = local_clients.LocalClients(
+          invocation,
+          portions,
+          self._devices,
+          uses_all_cpus=portioning.uses_all_cpus(),
+      )
       yield clients
     portioning.saw(clients.seconds)
 

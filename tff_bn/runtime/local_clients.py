@@ -25,6 +25,7 @@ class LocalClients(client_portions.PortionedClients):
   """Clients in portions, each of which one thread computes at a time.
 
   Portion i is computed by a thread of device i modulo the number of devices.
+  If XLA compiles it and `uses_all_cpus`, the same holds for the device's CPUs.
   """
 
   def __init__(
@@ -32,22 +33,29 @@ class LocalClients(client_portions.PortionedClients):
       invocation: execution.Invocation,
       portions: Sequence[portioning.PortionOfValues],
       devices: Sequence[devices_lib.Device],
+      uses_all_cpus: bool = False,
   ):
     """Initializes the clients; `portions` has them in their order."""
     plan = invocation.plan
     super().__init__(plan, len(invocation.values))
-    parts = itertools.cycle(
-        [
-            client_part.ClientPart(plan, device.name, invocation.server)
-            for device in devices
-        ]
+    part_on = functools.cache(
+        lambda name: client_part.ClientPart(plan, name, invocation.server)
     )
+
+    def computer(number, portion, values):
+      device = devices[number % len(devices)]
+      if portion.bulk is None:
+        return client_portions.OneClient(plan, part_on(device.name), values)
+      names = [device.name]
+      if portion.bulk.is_compiled and uses_all_cpus:
+        names = device.compiled_names
+      return client_portions.SeveralClients(
+          plan, portion, part_on(names[number % len(names)]), values
+      )
+
     self._portions = [portion for portion, _ in portions]
     self._computers = [
-        client_portions.OneClient(plan, part, values)
-        if portion.bulk is None
-        else client_portions.SeveralClients(plan, portion, part, values)
-        for part, (portion, values) in zip(parts, portions)
+        computer(number, *portion) for number, portion in enumerate(portions)
     ]
     self._devices = devices
 

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_bn.common import batch_arrays
+from tff_bn.common import cores
 from tff_bn.runtime import bulk_plan
 from tff_bn.runtime import client_dataset
 from tff_bn.runtime import client_portions
@@ -27,7 +28,7 @@ _MAX_SECONDS = 0.03
 _MAX_BYTES = 2**26
 # XLA takes several seconds to compile the function. Then small steps are
 # several times as fast, but convolutions of larger batches are slower.
-_MIN_COMPILED_CLIENTS = 100
+_MIN_COMPILED_CLIENTS = cores.MIN_COMPILED_CLIENTS
 _MAX_COMPILED_FLOPS = 8e6
 # It compiles a function for each number of clients.
 _COMPILED_CLIENTS = 50
@@ -51,6 +52,9 @@ class Portioning:
   def __init__(self) -> None:
     self._num_clients_seen = 0
     self._seconds = math.inf
+    # Of all clients, in the first invocation and in all later ones.
+    self._first_seconds: Optional[float] = None
+    self._later_seconds = 0.0
     # By `is_compiled`.
     self._bulk_plans: dict[bool, bulk_plan.BulkPlan] = {}
     self._is_possible: Optional[bool] = None
@@ -62,6 +66,21 @@ class Portioning:
     """Takes note of how long each client of an invocation was computed."""
     self._num_clients_seen += len(seconds)
     self._seconds = statistics.median(seconds)
+    if self._first_seconds is None:
+      self._first_seconds = sum(seconds)
+    else:
+      self._later_seconds += sum(seconds)
+
+  def uses_all_cpus(self) -> bool:
+    """Returns whether portions that XLA compiles run on all logical CPUs.
+
+    TensorFlow compiles them again for each CPU. So that has to wait until the
+    clients took as long as in the first invocation, which compiles.
+    """
+    return (
+        self._first_seconds is not None
+        and self._later_seconds >= self._first_seconds
+    )
 
   def portions(
       self, invocation: execution.Invocation, num_threads: int, are_cpus: bool
