@@ -333,4 +333,6 @@ def divide_cores(runs: Sequence[settings_lib.RunSettings]) -> None:
   ]
   # In a notebook, the program shares TensorFlow with the other cells.
   with contextlib.suppress(RuntimeError):
-    runtime.divide_cores(max(numbers))
+    runtime.divide_cores(
+        max(numbers), jit_compile=any(run.jit_compile for run in runs)
+    )

@@ -79,17 +79,32 @@ def test_divide(machine, num_cores, num_clients, num_threads, num_concurrent):
 
 
 @pytest.mark.parametrize(
-    ('num_cores', 'num_clients', 'num_cpus'),
-    [(8, 100, 8), (8, 1000, 8), (64, 100, 16), (8, 99, 1), (1, 100, 1)],
+    ('num_cores', 'num_clients', 'jit_compile', 'num_cpus'),
+    [
+        (8, 100, False, 8),
+        (8, 1000, False, 8),
+        (64, 100, False, 16),
+        (8, 99, False, 1),
+        (8, 99, True, 8),
+        (8, 2, True, 2),
+        (8, 1, True, 1),
+        (1, 100, True, 1),
+    ],
 )
 @pytest.mark.parametrize('own_value', [None, 'false'])
 def test_cpus_with_own_threads(
-    machine, monkeypatch, num_cores, num_clients, num_cpus, own_value
+    machine,
+    monkeypatch,
+    num_cores,
+    num_clients,
+    jit_compile,
+    num_cpus,
+    own_value,
 ):
   machine.num_cores = num_cores
   if own_value:
     monkeypatch.setenv(_OWN_THREADS, own_value)
-  runtime.divide_cores(num_clients)
+  runtime.divide_cores(num_clients, jit_compile=jit_compile)
   assert machine.cpus == ['CPU:0'] * num_cpus
   assert machine.have_own_threads == ('true' if num_cpus > 1 else None)
   # Child processes are as before.

@@ -87,7 +87,9 @@ def comparison(tmp_path_factory):
     with pytest.MonkeyPatch.context() as monkeypatch:
       monkeypatch.setattr(sys, 'stdout', out)
       monkeypatch.setattr(jobs, 'train_one', train_and_look)
-      monkeypatch.setattr(runtime, 'divide_cores', numbers.append)
+      monkeypatch.setattr(
+          runtime, 'divide_cores', lambda number, **_: numbers.append(number)
+      )
       assert compare.run(arguments) == 0
     # A finished run can be read while the next one is trained.
     assert readable[:2] == [[False, False], [True, False]]
@@ -289,7 +291,9 @@ def test_run_is_repeated_by_its_flags(
 ):
   folder, _, _ = comparison
   numbers = []
-  monkeypatch.setattr(runtime, 'divide_cores', numbers.append)
+  monkeypatch.setattr(
+      runtime, 'divide_cores', lambda number, **_: numbers.append(number)
+  )
   run = folder / 'runs' / 'fedbn-seed1'
   # A folder that holds another run.
   (tmp_path / 'flags.txt').write_text('--algorithm=single\n')

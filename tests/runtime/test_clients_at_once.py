@@ -406,11 +406,11 @@ def test_all_cpus_compute_when_it_pays_to_compile_again(fed_avg, monkeypatch):
   with _Portions(process, rounds_at_once.equal_clients(problem)) as rounds:
     (device,) = rounds.context._devices
     # Two names of this process's only CPU.
-    device.compiled_names = [devices.HOST, '/device:CPU:0']
+    device.all_names = [devices.HOST, '/device:CPU:0']
     for _, num_cpus in rounds_to_come:
       used.clear()
       rounds.next()
-      assert used == set(device.compiled_names[:num_cpus])
+      assert used == set(device.all_names[:num_cpus])
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def test_clients_keep_all_cores_busy(monkeypatch, num_concurrent, expected):
 @pytest.mark.parametrize(
     ('names', 'expected'), [(None, ['CPU:0', 'CPU:1']), (['CPU:0'], ['CPU:0'])]
 )
-def test_all_cpus_compute_what_xla_compiles(monkeypatch, names, expected):
+def test_the_default_stands_for_all_cpus(monkeypatch, names, expected):
   cpus = [tf.config.LogicalDevice(f'/device:CPU:{i}', 'CPU') for i in range(2)]
   monkeypatch.setattr(
       tf.config,
@@ -97,7 +97,7 @@ def test_all_cpus_compute_what_xla_compiles(monkeypatch, names, expected):
   (device,) = devices.find_devices(names, None)
   device.close()
   assert device.name == _CPU
-  assert list(device.compiled_names) == [
+  assert list(device.all_names) == [
       _CPU.replace('CPU:0', name) for name in expected
   ]
 

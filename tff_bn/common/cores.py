@@ -38,7 +38,7 @@ def num_concurrent() -> int:
   return math.ceil(num_cores() / per_operation())
 
 
-def divide(num_clients: int) -> int:
+def divide(num_clients: int, jit_compile: bool = False) -> int:
   """Divides the CPU's cores among the clients of a round.
 
   By default, each TensorFlow operation uses all cores. A small model's
@@ -48,9 +48,10 @@ def divide(num_clients: int) -> int:
   there are cores, up to 16. It has to be called before TensorFlow is first
   used.
 
-  The functions that XLA compiles for many clients run in the threads for
-  operations. If there are fewer than cores, TensorFlow therefore gets as many
-  logical CPUs as clients are computed concurrently, each with own threads.
+  All functions that XLA compiles for a CPU share the threads of one operation.
+  So for `jit_compile`, and for rounds of at least 100 clients, which XLA may
+  compile, too, TensorFlow gets as many logical CPUs as clients are computed
+  concurrently. Each has its own threads.
 
   Nothing changes if this process has a GPU, or if the number of threads has
   been chosen already, by the environment variable `TF_NUM_INTRAOP_THREADS` or
@@ -58,6 +59,7 @@ def divide(num_clients: int) -> int:
 
   Args:
     num_clients: The number of clients that a round computes.
+    jit_compile: The option of the algorithms with this name.
 
   Returns:
     The number of cores that an operation uses from now on.
@@ -75,7 +77,8 @@ def divide(num_clients: int) -> int:
   if not is_chosen and not tf.config.list_physical_devices('GPU'):
     number = num_cores() // min(num_clients, _MAX_CONCURRENT_CLIENTS)
     tf.config.threading.set_intra_op_parallelism_threads(max(1, number))
-    if num_clients >= MIN_COMPILED_CLIENTS and num_concurrent() > 1:
+    is_compiled = jit_compile or num_clients >= MIN_COMPILED_CLIENTS
+    if is_compiled and num_concurrent() > 1:
       _divide_cpu(num_concurrent())
   return per_operation()
 

@@ -51,16 +51,16 @@ class Device:
     name: The full name.
     num_threads: The number of threads.
     is_cpu: Whether it is a CPU.
-    compiled_names: The full names of the devices of functions that XLA
-      compiles: itself, or all logical CPUs, which may have own threads.
+    all_names: The full names of all logical CPUs, if the device stands for all
+      of them; else its name.
   """
 
   def __init__(
-      self, name: str, num_threads: int, compiled_names: Sequence[str] = ()
+      self, name: str, num_threads: int, all_names: Sequence[str] = ()
   ):
     self.name = name
     self.num_threads = num_threads
-    self.compiled_names = compiled_names or [name]
+    self.all_names = all_names or [name]
     self.is_cpu = tf.DeviceSpec.from_string(name).device_type == 'CPU'
     self._pool = concurrent.futures.ThreadPoolExecutor(
         num_threads, thread_name_prefix='tff-bn-clients'
@@ -90,13 +90,13 @@ def find_devices(
 
   See `InProcessContext` for the arguments, their defaults and the errors.
   """
-  compiled_names: list[str] = []
+  all_names: list[str] = []
   if names is None:
     names = [gpu.name for gpu in tf.config.list_logical_devices('GPU')]
     if not names:
       names = [HOST]
       cpus = tf.config.list_logical_devices('CPU')
-      compiled_names = [full_name(cpu.name) for cpu in cpus]
+      all_names = [full_name(cpu.name) for cpu in cpus]
   if isinstance(names, str):
     raise TypeError(
         'client_devices must be a list of names, but is a single one; use'
@@ -121,7 +121,7 @@ def find_devices(
       number = max(_MIN_CLIENTS_PER_CPU, cores.num_concurrent())
     else:
       number = _CLIENTS_PER_GPU
-    devices.append(Device(name, number, compiled_names))
+    devices.append(Device(name, number, all_names))
   return devices
 
 

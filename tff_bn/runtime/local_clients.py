@@ -25,7 +25,7 @@ class LocalClients(client_portions.PortionedClients):
   """Clients in portions, each of which one thread computes at a time.
 
   Portion i is computed by a thread of device i modulo the number of devices.
-  If XLA compiles it and `uses_all_cpus`, the same holds for the device's CPUs.
+  With `uses_all_cpus`, the same holds for all CPUs of a device.
   """
 
   def __init__(
@@ -41,21 +41,17 @@ class LocalClients(client_portions.PortionedClients):
     part_on = functools.cache(
         lambda name: client_part.ClientPart(plan, name, invocation.server)
     )
-
-    def computer(number, portion, values):
-      device = devices[number % len(devices)]
-      if portion.bulk is None:
-        return client_portions.OneClient(plan, part_on(device.name), values)
-      names = [device.name]
-      if portion.bulk.is_compiled and uses_all_cpus:
-        names = device.compiled_names
-      return client_portions.SeveralClients(
-          plan, portion, part_on(names[number % len(names)]), values
-      )
-
+    names = [
+        itertools.cycle(device.all_names if uses_all_cpus else [device.name])
+        for device in devices
+    ]
+    parts = (part_on(next(own_names)) for own_names in itertools.cycle(names))
     self._portions = [portion for portion, _ in portions]
     self._computers = [
-        computer(number, *portion) for number, portion in enumerate(portions)
+        client_portions.OneClient(plan, part, values)
+        if portion.bulk is None
+        else client_portions.SeveralClients(plan, portion, part, values)
+        for part, (portion, values) in zip(parts, portions)
     ]
     self._devices = devices
 

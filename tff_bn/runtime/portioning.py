@@ -72,10 +72,10 @@ class Portioning:
       self._later_seconds += sum(seconds)
 
   def uses_all_cpus(self) -> bool:
-    """Returns whether portions that XLA compiles run on all logical CPUs.
+    """Returns whether portions run on all logical CPUs.
 
-    TensorFlow compiles them again for each CPU. So that has to wait until the
-    clients took as long as in the first invocation, which compiles.
+    XLA compiles their functions again for each CPU. So that has to wait until
+    the clients took as long as in the first invocation, which compiles.
     """
     return (
         self._first_seconds is not None

@@ -32,21 +32,28 @@ def _settings(*arguments):
 
 
 @pytest.mark.parametrize(
-    ('runs', 'expected'),
+    ('runs', 'expected', 'jit_compile'),
     [
-        ([['--num_clients=7']], 7),
-        ([['--num_clients=7', '--clients_per_round=3']], 3),
-        ([['--algorithm=centralized', '--num_clients=7']], 1),
-        ([['--algorithm=centralized', '--num_clients=7'], []], 10),
-        ([['--dataset=digits_domains', '--split=domains']], 6),
+        ([['--num_clients=7']], 7, False),
+        ([['--num_clients=7', '--clients_per_round=3']], 3, False),
+        ([['--algorithm=centralized', '--num_clients=7']], 1, False),
+        ([['--algorithm=centralized', '--num_clients=7'], []], 10, False),
+        ([[], ['--jit_compile']], 10, True),
+        ([['--dataset=digits_domains', '--split=domains']], 6, False),
     ],
 )
-def test_the_clients_of_a_round_share_the_cores(monkeypatch, runs, expected):
-  numbers = []
-  monkeypatch.setattr(runtime, 'divide_cores', numbers.append)
+def test_the_clients_of_a_round_share_the_cores(
+    monkeypatch, runs, expected, jit_compile
+):
+  calls = []
+  monkeypatch.setattr(
+      runtime,
+      'divide_cores',
+      lambda *args, **kwargs: calls.append((args, kwargs)),
+  )
   monkeypatch.setattr(cores, 'num_cores', lambda: 6)
   run_building.divide_cores([_settings(*arguments) for arguments in runs])
-  assert numbers == [expected]
+  assert calls == [((expected,), dict(jit_compile=jit_compile))]
 
 
 def test_cores_stay_as_they_are_if_tensorflow_is_in_use(monkeypatch):
