@@ -42,6 +42,11 @@ def machine(monkeypatch):
   )
   monkeypatch.setattr(
       tf.config,
+      'get_logical_device_configuration',
+      lambda cpu: machine.cpus[1:],
+  )
+  monkeypatch.setattr(
+      tf.config,
       'set_logical_device_configuration',
       lambda cpu, parts: setattr(machine, 'cpus', [cpu] * len(parts)),
   )
@@ -129,6 +134,13 @@ def test_what_is_chosen_stays(machine, monkeypatch):
   assert not machine.num_threads
   assert cores.num_concurrent() == 3
   assert len(machine.cpus) == 1
+
+
+def test_chosen_cpus_stay(machine):
+  machine.cpus = ['CPU:0'] * 3
+  assert runtime.divide_cores(100) == 1
+  assert len(machine.cpus) == 3
+  assert not machine.have_own_threads
 
 
 @pytest.mark.usefixtures('machine')

@@ -55,7 +55,8 @@ def divide(num_clients: int, jit_compile: bool = False) -> int:
 
   Nothing changes if this process has a GPU, or if the number of threads has
   been chosen already, by the environment variable `TF_NUM_INTRAOP_THREADS` or
-  by `tf.config.threading.set_intra_op_parallelism_threads`.
+  by `tf.config.threading.set_intra_op_parallelism_threads`. Logical CPUs that
+  have been chosen already stay, too.
 
   Args:
     num_clients: The number of clients that a round computes.
@@ -86,6 +87,8 @@ def divide(num_clients: int, jit_compile: bool = False) -> int:
 def _divide_cpu(number: int) -> None:
   """Starts TensorFlow with several logical CPUs, each with own threads."""
   (cpu,) = tf.config.list_physical_devices('CPU')
+  if tf.config.get_logical_device_configuration(cpu):
+    return
   tf.config.set_logical_device_configuration(
       cpu, [tf.config.LogicalDeviceConfiguration()] * number
   )
