@@ -386,7 +386,7 @@ def test_rest_of_the_compiled_clients(fed_avg, at_once, monkeypatch):
 @pytest.mark.usefixtures('at_once', 'compiling')
 def test_all_cpus_compute_when_it_pays_to_compile_again(fed_avg, monkeypatch):
   problem, process = fed_avg
-  # The seconds that all clients take in each round, and how many CPUs are used.
+  # For each round, the clients' total time in seconds and the number of CPUs.
   rounds_to_come = [(10, 1), (4, 1), (6, 1), (1, 2)]
   seconds = iter([s for s, _ in rounds_to_come])
   saw = portioning.Portioning.saw

@@ -53,7 +53,7 @@ class Portioning:
     self._num_clients_seen = 0
     self._seconds = math.inf
     # Of all clients, in the first invocation and in all later ones.
-    self._first_seconds: Optional[float] = None
+    self._first_seconds = math.inf
     self._later_seconds = 0.0
     # By `is_compiled`.
     self._bulk_plans: dict[bool, bulk_plan.BulkPlan] = {}
@@ -64,12 +64,12 @@ class Portioning:
 
   def saw(self, seconds: Sequence[float]) -> None:
     """Takes note of how long each client of an invocation was computed."""
+    if self._num_clients_seen:
+      self._later_seconds += sum(seconds)
+    else:
+      self._first_seconds = sum(seconds)
     self._num_clients_seen += len(seconds)
     self._seconds = statistics.median(seconds)
-    if self._first_seconds is None:
-      self._first_seconds = sum(seconds)
-    else:
-      self._later_seconds += sum(seconds)
 
   def uses_all_cpus(self) -> bool:
     """Returns whether portions run on all logical CPUs.
@@ -77,10 +77,7 @@ class Portioning:
     XLA compiles their functions again for each CPU. So that has to wait until
     the clients took as long as in the first invocation, which compiles.
     """
-    return (
-        self._first_seconds is not None
-        and self._later_seconds >= self._first_seconds
-    )
+    return self._later_seconds >= self._first_seconds
 
   def portions(
       self, invocation: execution.Invocation, num_threads: int, are_cpus: bool
