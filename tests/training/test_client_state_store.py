@@ -91,13 +91,29 @@ def test_numpy_scalar_becomes_an_array_without_dimensions(store):
   )
 
 
-def test_stored_state_is_independent_of_the_callers_arrays(store):
+def test_arrays_of_a_stored_state_are_read_only(store):
   state = _state(1)
   store.put_many(1, {'a': state})
-  state['gamma'][:] = 7
-  store.get('a')['gamma'][:] = 8
 
-  _assert_same_bits(store.get('a'), _state(1))
+  for gamma in (state['gamma'], store.get('a')['gamma']):
+    with pytest.raises(ValueError, match='read-only'):
+      gamma[:] = 7
+
+
+def test_part_of_a_larger_array_is_copied(store):
+  larger = np.zeros([2, 3], np.float32)
+  store.put_many(1, {'a': collections.OrderedDict(gamma=larger[1])})
+  larger[:] = 7
+
+  np.testing.assert_array_equal(store.get('a')['gamma'], np.zeros(3))
+
+
+def test_states_in_memory_are_not_copied(tmp_path):
+  state = _state(1)
+  with ClientStateStore(tmp_path / 'states.sqlite') as store:
+    store.put_many(1, {'a': state})
+
+    assert store.get('a')['gamma'] is state['gamma']
 
 
 @pytest.mark.parametrize('bad', ['text', object(), None, ['text']])

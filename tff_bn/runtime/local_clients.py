@@ -9,6 +9,8 @@ import itertools
 import time
 from typing import Any
 
+import numpy as np
+
 from tff_bn.common import interruptible
 from tff_bn.runtime import arguments
 from tff_bn.runtime import client_part
@@ -62,7 +64,12 @@ class LocalClients(client_portions.PortionedClients):
           self._portions, self._computers, outputs, strict=True
       ):
         results = {
-            leaf: arguments.to_python(tensor, leaf.type)
+            leaf: (
+                arguments.to_python(tensor, leaf.type)
+                if portion.bulk is None
+                # `by_client` copies each client's part.
+                else np.asarray(tensor)
+            )
             for leaf, tensor in output.results.items()
         }
         self._finish(portion, results, seconds * computer.shares)

@@ -22,27 +22,36 @@ class CorruptStateError(ValueError):
   """The bytes were not returned by `encode_state`."""
 
 
-def copied(state: Any) -> tuple[ClientState, int]:
-  """Copies a nested structure of arrays.
+def frozen(state: Any) -> tuple[ClientState, int]:
+  """Makes a nested structure of arrays read-only.
 
   Args:
     state: Nested dictionaries with string keys, lists and tuples of NumPy
-      arrays, or of values that `np.asarray` turns into numeric arrays.
+      arrays, or of values that `np.asarray` turns into numeric arrays. Arrays
+      that own their memory become read-only themselves; others are copied.
 
   Returns:
-    Ordered dictionaries, lists and tuples of new arrays, and the size of these
-    arrays in bytes.
+    Ordered dictionaries, lists and tuples of read-only arrays, and the size of
+    these arrays in bytes.
 
   Raises:
     TypeError: If a leaf is not numeric, or a key is not a string.
   """
-  return _checked(state, np.array)
+  return _checked(state, _read_only)
+
+
+def _read_only(value: Any) -> np.ndarray:
+  array = np.asarray(value)
+  if not array.flags.owndata:
+    array = array.copy()
+  array.flags.writeable = False
+  return array
 
 
 def _checked(
     state: Any, to_array: Callable[[Any], np.ndarray]
 ) -> tuple[ClientState, int]:
-  """Does what `copied` does, with this function to make or copy an array."""
+  """Does what `frozen` does, with this function to make an array."""
   num_bytes = 0
 
   def check(value: Any) -> ClientState:
@@ -71,14 +80,14 @@ def encode_state(state: Any, owner: str = '') -> bytes:
   """Encodes a nested structure of arrays, with a checksum.
 
   Args:
-    state: See `copied`.
+    state: See `frozen`.
     owner: Only this owner can decode the bytes.
 
   Returns:
     The bytes.
 
   Raises:
-    TypeError: See `copied`.
+    TypeError: See `frozen`.
   """
   leaves = []
 
@@ -120,7 +129,7 @@ def decode_state(data: bytes, owner: str = '') -> Any:
   """Decodes a state that `encode_state` encoded.
 
   Returns:
-    Ordered dictionaries, lists and tuples of new arrays.
+    Ordered dictionaries, lists and tuples of read-only arrays.
 
   Raises:
     CorruptStateError: If the bytes were changed or cut, or belong to another
@@ -137,7 +146,7 @@ def decode_state(data: bytes, owner: str = '') -> Any:
       dtype, shape = description
       array = np.frombuffer(body, dtype, math.prod(shape), offset)
       offset += array.nbytes
-      return array.reshape(shape).copy()
+      return _read_only(array.reshape(shape))
     ((kind, items),) = description.items()
     if kind == 'dict':
       return collections.OrderedDict((key, build(item)) for key, item in items)

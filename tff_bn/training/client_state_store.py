@@ -209,14 +209,15 @@ class ClientStateStore:
   def get(
       self, client_id: str, round_num: Optional[int] = None
   ) -> Optional[client_state_codec.ClientState]:
-    """Returns a new copy of a client's newest state; `None` if it has none.
+    """Returns a client's newest state; `None` if it has none.
 
-    If `round_num` is given, versions of later rounds are ignored.
+    The state must not be changed. If `round_num` is given, versions of later
+    rounds are ignored.
     """
     if client_id in self._pending:
       found_round, state, _ = self._pending[client_id]
       if round_num is None or found_round <= round_num:
-        return client_state_codec.copied(state)[0]
+        return state
       self._flush()  # It replaces versions of rounds that are not committed.
     rows = self._execute(
         'SELECT round, state FROM states WHERE client_id = ?1 AND'
@@ -304,6 +305,9 @@ class ClientStateStore:
   ) -> None:
     """Stores the states after a round that is not committed, by client id.
 
+    The store takes over the arrays, without a copy where it can: they become
+    read-only.
+
     Raises:
       ValueError: If the round was already committed.
       TypeError: If a state is not a structure of numeric arrays.
@@ -315,7 +319,7 @@ class ClientStateStore:
           ' client states were committed already.'
       )
     pending = {
-        client_id: (round_num, *client_state_codec.copied(state))
+        client_id: (round_num, *client_state_codec.frozen(state))
         for client_id, state in states.items()
     }
     for client_id, (*_, num_bytes) in pending.items():
