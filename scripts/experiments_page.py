@@ -87,7 +87,8 @@ are extrapolated from the CPU time of training with one example on one core
 ([example_seconds.csv](../benchmarks/results/example_seconds.csv)), without
 evaluations and exchanges. The page assumes that the GPU is {GPU_FACTOR} times
 as fast as this core; no GPU was measured. `–` means that the number of examples
-is unknown.
+is unknown. The core hours of a result are measured: what all its trainings
+took, each on one core of a CPU. Processors differ by a factor of two and more.
 """
 
 _RESULTS = f"""
@@ -241,11 +242,7 @@ def _rows(names: list[str]) -> Iterator[list[str]]:
     plans = experiment_plan.check_all(name)
     plan = plans['paper']
     num_runs = len(plan.comparison.trained()) if plan.comparison else 0
-    links = [
-        f'[{"result" if scale == experiment_files.PAPER else scale}]'
-        f'({_link(name, scale)})'
-        for scale in _finished(name)
-    ]
+    links = [_link_with_hours(name, scale) for scale in _finished(name)]
     missing = 'not run' if result_scales(name) else '–'
     yield [
         f'`{name}`',
@@ -260,6 +257,14 @@ def _rows(names: list[str]) -> Iterator[list[str]]:
 def _link(name: str, scale: str) -> str:
   """Returns the link from the page to a result."""
   return f'../{result_path(name, scale).relative_to(_ROOT)}'
+
+
+def _link_with_hours(name: str, scale: str) -> str:
+  """Returns the link to a result, and how long its trainings took."""
+  text = 'result' if scale == experiment_files.PAPER else scale
+  hours = experiment_files.load(name, scale).core_hours
+  measured = '' if hours is None else f' ({hours:g} core hours)'
+  return f'[{text}]({_link(name, scale)}){measured}'
 
 
 def _result(name: str, scale: str) -> str:

@@ -181,13 +181,17 @@ def test_result_of_the_digits_scale(page, lines, expected):
 def test_results_at_two_scales(page, tmp_path):
   (tmp_path / 'fedtan_table_1_fashion.md').write_text('# A\n\n- Result: b.\n')
   text = page(
-      _TOML + '[fashion.flags]\ndataset = "fashion_mnist"\n',
+      _TOML
+      + '[fashion]\ncore_hours = 1.5\n'
+      + '[fashion.flags]\ndataset = "fashion_mnist"\n',
       result='# A\n\n- Result: a.\n',
   )
 
   digits = f'../{page.folder}/fedtan_table_1.md'
   fashion = f'../{page.folder}/fedtan_table_1_fashion.md'
-  assert _row(text)[5] == f'[digits]({digits}), [fashion]({fashion})'
+  assert _row(text)[5] == (
+      f'[digits]({digits}), [fashion]({fashion}) (1.5 core hours)'
+  )
   assert text.endswith(
       f'- [`fedtan/table_1`]({digits})\n    - Result: a.\n'
       f'- [`fedtan/table_1`]({fashion}), `--scale=fashion`\n    - Result: b.\n'

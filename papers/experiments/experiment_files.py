@@ -50,6 +50,7 @@ _TOP_KEYS = (
     'axes',
     'show',
     'analyses',
+    'core_hours',
 )
 # Whether a result agrees with the paper's claim, in a file and in words.
 AGREES = {
@@ -66,6 +67,7 @@ _SCALE_KEYS = (
     'axes',
     'show',
     'analyses',
+    'core_hours',
 )
 _SMOKE_KEYS = ('flags', 'without')
 _ANALYSIS_KEYS = ('name', 'runs', 'flags')
@@ -106,6 +108,8 @@ class Experiment:
     shown: The paper's table or figure; None: the analyses show the result.
     analyses: The analyses.
     paper: The numbers that the paper prints.
+    core_hours: The hours that all trainings took at this scale, measured, each
+      on one core of a CPU; None: the file does not say it.
   """
 
   name: str
@@ -121,6 +125,7 @@ class Experiment:
   analyses: tuple[Analysis, ...]
   paper: tuple[paper_form.PaperNumber, ...]
   differences: tuple[str, ...] = ()
+  core_hours: Optional[float] = None
 
   @property
   def trains(self) -> bool:
@@ -260,6 +265,7 @@ def _experiment(name: str, file: toml_table.Table) -> Experiment:
       finding=finding,
       found=None,
       agrees=None,
+      core_hours=_core_hours(file),
       flags={
           **_flags_of_another(file),
           **_flags(file.table('flags'), COMPARISON_FLAGS),
@@ -314,6 +320,7 @@ def _at_scale(
       finding=paper.finding,
       found=own.text('finding') if 'finding' in own.values else None,
       agrees=agrees,
+      core_hours=_core_hours(own),
       flags={**flags, **_flags(own.table('flags'), COMPARISON_FLAGS)},
       axes=tuple(own_axes.get(axis.name, axis) for axis in paper.axes),
       show=show,
@@ -330,6 +337,16 @@ def _at_scale(
           )
       ),
   )
+
+
+def _core_hours(table: toml_table.Table) -> Optional[float]:
+  """Reads the measured hours, if a table has them."""
+  hours = table.values.get('core_hours')
+  if hours is None:
+    return None
+  if type(hours) not in (int, float) or not hours > 0:
+    raise table.error('core_hours', f'is {hours!r}, but must be more than 0.')
+  return float(hours)
 
 
 def without(

@@ -138,6 +138,7 @@ def test_fashion_scale_differs_from_the_papers_scale(write):
 [fashion]
 agrees = "in part"
 finding = "Good is as good as bad."
+core_hours = 1.5
 [fashion.flags]
 dataset = "fashion_mnist"
 """)
@@ -146,13 +147,16 @@ dataset = "fashion_mnist"
 
   assert experiment.found == 'Good is as good as bad.'
   assert experiment.agrees == 'in part'
+  assert experiment.core_hours == 1.5
   assert experiment.flags == {
       'dataset': 'fashion_mnist',
       'rounds': '3000',
       'local_epochs': '5',
       'seeds': '0,1,2',
   }
-  assert experiment.axes == experiment_files.load('new/table_1').axes
+  paper = experiment_files.load('new/table_1')
+  assert experiment.axes == paper.axes
+  assert paper.core_hours is None
   assert experiment_files.scales('new/table_1') == [
       *('paper', 'fashion', 'digits', 'smoke')
   ]
@@ -294,6 +298,19 @@ def test_a_missing_scale_is_an_error_that_says_which_there_are(write):
             'columns = "data"',
             'columns = "data"\ncompared = "metod"',
             "compared names 'metod', which is no axis that it shows",
+        ),
+        *(
+            (
+                'title =',
+                f'core_hours = {hours}\ntitle =',
+                rf'core_hours is {re.escape(shown)}, but must be more than 0',
+            )
+            for hours, shown in (
+                ('0', '0'),
+                ('nan', 'nan'),
+                ('true', 'True'),
+                ('"1.5"', "'1.5'"),
+            )
         ),
         ('rounds = 3000', 'round = 3', 'flags.round is no flag.*mean rounds'),
         ('rounds = 3000', 'seed = 3', 'flags.seed is no flag'),
