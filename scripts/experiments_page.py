@@ -87,8 +87,9 @@ are extrapolated from the CPU time of training with one example on one core
 ([example_seconds.csv](../benchmarks/results/example_seconds.csv)), without
 evaluations and exchanges. The page assumes that the GPU is {GPU_FACTOR} times
 as fast as this core; no GPU was measured. `–` means that the number of examples
-is unknown. The core hours of a result are measured: what all its trainings
-took, each on one core of a CPU. Processors differ by a factor of two and more.
+is unknown. The core hours of a result are what all its trainings take, each on
+one core of a CPU, measured on all or on the first of their rounds. Processors
+differ by a factor of two and more.
 """
 
 _RESULTS = f"""
