@@ -87,9 +87,11 @@ are extrapolated from the CPU time of training with one example on one core
 ([example_seconds.csv](../benchmarks/results/example_seconds.csv)), without
 evaluations and exchanges. The page assumes that the GPU is {GPU_FACTOR} times
 as fast as this core; no GPU was measured. `–` means that the number of examples
-is unknown. The core hours of a result are what all its trainings take, each on
-one core of a CPU, measured on all or on the first of their rounds. Processors
-differ by a factor of two and more.
+is unknown.
+
+Core hours are the measured time of all trainings of a result, each on one CPU
+core. Most are extrapolated from the first rounds. Another processor can take
+half or twice as long.
 """
 
 _RESULTS = f"""

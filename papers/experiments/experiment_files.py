@@ -108,8 +108,8 @@ class Experiment:
     shown: The paper's table or figure; None: the analyses show the result.
     analyses: The analyses.
     paper: The numbers that the paper prints.
-    core_hours: The hours that all trainings take at this scale, as measured,
-      each on one core of a CPU; None: the file does not say it.
+    core_hours: The measured hours of all trainings at this scale, each on one
+      CPU core; None: the file does not say it.
   """
 
   name: str
