@@ -42,7 +42,7 @@ case "$*" in
       '-m pip '*) [ "$PIP_USER" = 0 ] || echo 'user!' >>"$CALLS" ;;
     esac
     case "$*" in
-      ${{FAIL:-none}}) exit 7 ;;
+      ${{FAIL:-none}}) echo "failed: $*"; exit 7 ;;
       *--editable*) cp "$0" .venv/bin/tff-bn-compare ;;
     esac
     ;;
@@ -397,14 +397,19 @@ class TestMakefile:
   def test_test_runs_everything(self, ready: Machine):
     result = ready.run('make', 'test', PYTHONPATH='/a')
     assert result.returncode == 0, result.stderr
-    assert ready.calls() == [
-        *(call.format('python3.13') for call in _FURTHER),
+    calls = ready.calls()
+    assert calls[: len(_FURTHER)] == [
+        call.format('python3.13') for call in _FURTHER
+    ]
+    # At the same time as the checks of style and types.
+    tests = 'python3.13: -m pytest -n 3 --dist=loadfile --no-loadscope-reorder'
+    calls.remove(tests)
+    assert calls[len(_FURTHER) :] == [
         'python3.13: -m ruff check .',
         'python3.13: -m pyink --check .',
         'python3.13: setup.py -q build_py --build-lib build/types',
         'python3.13: -m mypy --config-file ../../pyproject.toml --cache-dir'
         ' ../types_cache --package tff_bn',
-        'python3.13: -m pytest -n 2 --dist=loadfile --no-loadscope-reorder',
     ]
 
   def test_docs_fail_on_warnings(self, ready: Machine):
@@ -422,6 +427,7 @@ class TestMakefile:
   def test_any_failure_fails(self, ready: Machine, tool: str):
     result = ready.run('.ci/run', FAIL=f'-m {tool}*')
     assert result.returncode != 0
+    assert f'failed: -m {tool} ' in result.stdout
     assert len(ready.calls()) == len(_FURTHER) + 5  # Nothing is left out.
 
   def test_ci_installs_a_browser_where_it_is_missing(self, ready: Machine):
@@ -445,4 +451,4 @@ class TestMakefile:
     assert calls[4 : 4 + len(_FURTHER)] == [
         call.format('python3.13') for call in _FURTHER
     ]
-    assert calls[-1].startswith('python3.13: -m pytest')
+    assert 'python3.13: -m pytest' in ' '.join(calls)
