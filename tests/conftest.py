@@ -6,9 +6,11 @@ workers need not.
 
 import functools
 import gc
+import math
 import os
 import pathlib
 import sys
+import time
 
 import contexts
 import hypothesis
@@ -34,6 +36,8 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile('reproducible')
 
+_START = time.monotonic()
+
 # The type of functions with a cache, such as processes that tests share.
 _Cached = type(functools.cache(len))
 
@@ -46,6 +50,13 @@ _LONG_FOLDERS = frozenset(
 def pytest_addoption(parser):
   parser.addoption(
       '--slow', action='store_true', help='run the tests marked as slow, too'
+  )
+  parser.addoption(
+      '--slow_minutes',
+      type=float,
+      default=math.inf,
+      metavar='N',
+      help='begin no slow test later than this many minutes after the start',
   )
 
 
@@ -78,6 +89,14 @@ def pytest_collection_modifyitems(config, items):
   for item in items:
     if item.get_closest_marker('slow'):
       item.add_marker(pytest.mark.skip(reason='slow; run with --slow'))
+
+
+@pytest.hookimpl(tryfirst=True)  # Before the fixtures of the test.
+def pytest_runtest_setup(item):
+  minutes = item.config.getoption('--slow_minutes')
+  is_late = time.monotonic() - _START > 60 * minutes
+  if is_late and item.get_closest_marker('slow'):
+    pytest.skip(f'slow, and {minutes:g} minutes were over')
 
 
 def pytest_collection_finish():
