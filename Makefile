@@ -19,8 +19,7 @@ compare: setup
 # TensorFlow's own messages would follow pytest's last lines, with the counts.
 # Files run in the order of tests/conftest.py: sorted by their number of tests,
 # the longest one could come last and occupy a single worker. Tests of time
-# limits only wait, so two cores are busy with three workers, and with the checks
-# of style and types beside them.
+# limits only wait, so the checks of style and types run beside the tests.
 test:
 	@sh scripts/setup.sh requirements-ray.txt requirements-logging.txt \
 	requirements-files.txt requirements-docs.txt
@@ -31,7 +30,7 @@ test:
 	sh scripts/check_types.sh || style=1; \
 	exit $$style; } > build/style.txt 2>&1 & style=$$!; \
 	TF_CPP_MIN_LOG_LEVEL=3 \
-	.venv/bin/python -m pytest -n 3 --dist=loadfile --no-loadscope-reorder \
+	.venv/bin/python -m pytest -n 2 --dist=loadfile --no-loadscope-reorder \
 	$(ARGS); tests=$$?; \
 	wait $$style || { echo 'Style and types:'; cat build/style.txt; exit 1; }; \
 	exit $$tests

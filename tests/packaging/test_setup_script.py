@@ -402,7 +402,7 @@ class TestMakefile:
         call.format('python3.13') for call in _FURTHER
     ]
     # At the same time as the checks of style and types.
-    tests = 'python3.13: -m pytest -n 3 --dist=loadfile --no-loadscope-reorder'
+    tests = 'python3.13: -m pytest -n 2 --dist=loadfile --no-loadscope-reorder'
     calls.remove(tests)
     assert calls[len(_FURTHER) :] == [
         'python3.13: -m ruff check .',
