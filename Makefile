@@ -20,10 +20,11 @@ compare: setup
 # Files run in the order of tests/conftest.py: sorted by their number of tests,
 # the longest one could come last and occupy a single worker. Tests of time
 # limits only wait, so the checks of style and types run beside the tests.
+# Ctrl-C ends them, too: a shell's background commands ignore it.
 test:
 	@sh scripts/setup.sh requirements-ray.txt requirements-logging.txt \
 	requirements-files.txt requirements-docs.txt
-	@mkdir -p build; \
+	@mkdir -p build; trap 'kill 0' INT; \
 	{ style=0; \
 	.venv/bin/python -m ruff check . || style=1; \
 	.venv/bin/python -m pyink --check . || style=1; \

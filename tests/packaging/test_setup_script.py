@@ -1,9 +1,14 @@
 """Tests of scripts/setup.sh and the Makefile with fake Python interpreters."""
 
+import contextlib
+import os
 import pathlib
 import shutil
+import signal
 import subprocess
+import time
 
+import psutil
 import pytest
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -411,6 +416,31 @@ class TestMakefile:
         'python3.13: -m mypy --config-file ../../pyproject.toml --cache-dir'
         ' ../types_cache --package tff_bn',
     ]
+
+  def test_ctrl_c_ends_the_checks_beside_the_tests(self, ready: Machine):
+    number = ready.folder / 'number'
+    (ready.project / 'scripts' / 'check_types.sh').write_text(
+        f'echo $$ >"{number}.new"; mv "{number}.new" "{number}"; exec sleep 300'
+    )
+    (ready.project / 'scripts' / 'setup.sh').write_text('')
+    python = ready.project / '.venv' / 'bin' / 'python'
+    python.write_text(
+        '#!/bin/sh\ncase "$*" in *pytest*) exec sleep 300 ;; esac'
+    )
+    with subprocess.Popen(
+        ['make', 'test'],
+        cwd=ready.project,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as command:
+      while not number.exists():
+        assert command.poll() is None
+        time.sleep(0.01)
+      os.killpg(command.pid, signal.SIGINT)
+      assert command.wait(timeout=60)
+    with contextlib.suppress(psutil.NoSuchProcess):
+      psutil.Process(int(number.read_text())).wait(timeout=60)
 
   def test_docs_fail_on_warnings(self, ready: Machine):
     result = ready.run('make', 'docs')
