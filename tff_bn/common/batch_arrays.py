@@ -8,6 +8,8 @@ import weakref
 import numpy as np
 import tensorflow as tf
 
+from tff_bn.common import joined_tensors
+
 # By their names, since their module is private: datasets that yield what their
 # input yields,
 _SAME = ('_OptionsDataset', '_PrefetchDataset')
@@ -143,19 +145,31 @@ class Joined(NamedTuple):
     sizes: Each client's number of batches.
   """
 
-  samples: list[np.ndarray]
+  samples: list[tf.Tensor]
   bounds: np.ndarray
   firsts: np.ndarray
   sizes: np.ndarray
 
 
-def join(data: Sequence[BatchArrays]) -> Joined:
-  """Joins the batches of at least one client."""
+def join(
+    data: Sequence[BatchArrays], num_batches: Optional[int] = None
+) -> Joined:
+  """Joins the batches of at least one client.
+
+  If `num_batches` is given, all batches have the same size. The samples are in
+  so many batches along a new first axis then, the last ones with zeros.
+  """
   loaded = [arrays.load() for arrays in data]
   sizes = np.asarray([len(arrays.sizes) for arrays in data], np.int64)
   batch_sizes = np.concatenate([arrays.sizes for arrays in data])
+  lengths = [sum(batch_sizes)]
+  if num_batches is not None:
+    lengths = [num_batches, batch_sizes[0]]
   return Joined(
-      [np.concatenate(parts) for parts in zip(*loaded)],
+      [
+          joined_tensors.joined(parts, [*lengths, *parts[0].shape[1:]])
+          for parts in zip(*loaded)
+      ],
       np.concatenate([[0], np.cumsum(batch_sizes)]),
       np.cumsum(sizes) - sizes,
       sizes,

@@ -175,23 +175,14 @@ def dataset_tensors(
   They are the samples, where the batches of all clients begin and end (not with
   `equal_sizes`), each client's first batch, and its number of batches.
   """
-  samples, bounds, firsts, sizes = batch_arrays.join(data)
   if not equal_sizes:
-    return [*samples, bounds, firsts, sizes]
+    samples, *places = batch_arrays.join(data)
+    return [*samples, *places]
   # XLA compiles a function for each number of batches.
-  total = int(sum(sizes))
+  total = sum(len(arrays.sizes) for arrays in data)
   length = 2 ** math.ceil(math.log2(total))
-  padded = [
-      _padded(part.reshape([total, -1, *part.shape[1:]]), length)
-      for part in samples
-  ]
-  return [*padded, firsts, sizes]
-
-
-def _padded(array: np.ndarray, length: int) -> np.ndarray:
-  """Appends zeros along the first axis."""
-  padding = np.zeros([length - len(array), *array.shape[1:]], array.dtype)
-  return np.concatenate([array, padding])
+  samples, _, firsts, sizes = batch_arrays.join(data, length)
+  return [*samples, firsts, sizes]
 
 
 def _is_dataset(leaf: symbols.Leaf) -> bool:

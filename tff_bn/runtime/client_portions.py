@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_bn.common import batch_arrays
+from tff_bn.common import joined_tensors
 from tff_bn.runtime import bulk_plan
 from tff_bn.runtime import client_part
 from tff_bn.runtime import execution
@@ -147,7 +148,7 @@ class SeveralClients(Computer):
         leaf: (
             bulk_plan.dataset_tensors(column, self._bulk.is_compiled)
             if _are_batches(column)
-            else [stacked(column)]
+            else [joined_tensors.stacked(column)]
         )
         for leaf, column in zip(self._plan.client_inputs, values, strict=True)
     }
@@ -172,17 +173,6 @@ class SeveralClients(Computer):
 def _are_batches(values: Sequence[Any]) -> bool:
   """Returns whether the clients' values of a leaf are datasets."""
   return isinstance(values[0], batch_arrays.BatchArrays)
-
-
-def stacked(values: Sequence[Any]) -> tf.Tensor:
-  """Stacks the clients' values of a leaf, unless they are in an array."""
-  if isinstance(values, np.ndarray):
-    return tf.constant(values)
-  if any(isinstance(value, tf.Tensor) for value in values):
-    return tf.stack(values)
-  # Not `tf.stack`, which converts a list of 64-bit numbers to 32 bits, and not
-  # `np.stack`, which is slow for many small arrays.
-  return tf.constant(np.array(values))
 
 
 class PortionedClients(execution.Clients):

@@ -15,6 +15,7 @@ from tff_bn.common import batch_arrays
 from tff_bn.common import client_batches
 from tff_bn.common import cores
 from tff_bn.common import element_types
+from tff_bn.common import joined_tensors
 from tff_bn.keras_model import batch as batch_lib
 from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model import fused_batch_norm
@@ -634,7 +635,7 @@ class _Waiting:
         for place in np.argsort(batch_arrays.leaf_order(input_spec))
     ]
     return [
-        [np.stack(values) for values in zip(*weights)],
+        [joined_tensors.stacked(values) for values in zip(*weights)],
         tf.nest.pack_sequence_as(input_spec, leaves),
         *places,
     ]

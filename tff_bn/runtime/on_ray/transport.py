@@ -20,9 +20,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.common import batch_arrays
+from tff_bn.common import joined_tensors
 from tff_bn.runtime import arguments
 from tff_bn.runtime import client_dataset
-from tff_bn.runtime import client_portions
 from tff_bn.runtime import devices
 from tff_bn.runtime import element_structure
 from tff_bn.runtime import symbols
@@ -82,7 +82,7 @@ class Sender:
               for v in values
           ]
       )
-    return client_portions.stacked(values).numpy()
+    return joined_tensors.stacked(values).numpy()
 
   def _in_arrays(self, dataset: tf.data.Dataset) -> batch_arrays.BatchArrays:
     with self._lock:
