@@ -83,5 +83,9 @@ def to_tensor(value: Any, device: str) -> tf.Tensor:
     return value.build()
   if isinstance(value, tf.data.Dataset):
     return client_dataset.to_variant(value)
+  is_tensor = isinstance(value, tf.Tensor)
+  if is_tensor and value.device == device:
+    return value  # `tf.identity` takes longer than some rounds' mathematics.
   with tf.device(device):
-    return tf.identity(value)
+    # `tf.constant` refuses tensors; `tf.identity` is slow for arrays.
+    return tf.identity(value) if is_tensor else tf.constant(value)
