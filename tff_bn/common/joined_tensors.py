@@ -40,7 +40,7 @@ def joined(arrays: Sequence[np.ndarray], shape: Sequence[int]) -> tf.Tensor:
 def _aligned(size: int, dtype: np.dtype) -> np.ndarray:
   """Returns a vector, not yet filled, where a tensor may begin."""
   num_bytes = size * dtype.itemsize
-  memory = np.empty(num_bytes + _ALIGNMENT_BYTES, np.uint8)
+  memory: np.ndarray = np.empty(num_bytes + _ALIGNMENT_BYTES, np.uint8)
   start = -memory.ctypes.data % _ALIGNMENT_BYTES
   return memory[start : start + num_bytes].view(dtype)
 
