@@ -78,14 +78,17 @@ class ClientPart:
 
 
 def to_tensor(value: Any, device: str) -> tf.Tensor:
-  """Copies a value to a device; a dataset becomes its variant on the CPU."""
+  """Returns a value's tensor on a device; a dataset's variant on the CPU."""
   if isinstance(value, client_dataset.ClientDataset):
     return value.build()
   if isinstance(value, tf.data.Dataset):
     return client_dataset.to_variant(value)
-  is_tensor = isinstance(value, tf.Tensor)
-  if is_tensor and value.device == device:
-    return value  # `tf.identity` takes longer than some rounds' mathematics.
+  # `tf.identity` takes some time for a tensor that is on the device already,
+  # and more than `tf.constant` for an array.
+  if not isinstance(value, tf.Tensor):
+    with tf.device(device):
+      return tf.constant(value)
+  if value.device == device:
+    return value
   with tf.device(device):
-    # `tf.constant` refuses tensors; `tf.identity` is slow for arrays.
-    return tf.identity(value) if is_tensor else tf.constant(value)
+    return tf.identity(value)

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.runtime import arguments
+from tff_bn.runtime import client_part
 from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import symbols
 
@@ -128,16 +129,10 @@ class Execution:
         folded = [
             self._server[leaf]
             if leaf in self._server
-            else self._to_server(next(remaining))
+            else client_part.to_tensor(next(remaining), self._server_device)
             for leaf in part.folded
         ]
         totals = clients.fold(
             [*clients.first, *totals, *folded, *captured], self._server_device
         )
     return totals
-
-  def _to_server(self, value: Any) -> tf.Tensor:
-    if isinstance(value, tf.Tensor) and value.device == self._server_device:
-      return value
-    with tf.device(self._server_device):
-      return tf.identity(value)
