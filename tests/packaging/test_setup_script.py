@@ -433,6 +433,10 @@ class TestMakefile:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        # A shell's background jobs ignore Ctrl-C, and their children too.
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        ),
     ) as command:
       while not number.exists():
         assert command.poll() is None
