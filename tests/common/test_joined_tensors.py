@@ -53,8 +53,8 @@ def test_joins_arrays_of_any_memory_layout():
   read_only = array.copy()
   read_only.flags.writeable = False
   arrays = [array[::2, 1::2], array.T[:2, :3], read_only[:2, :3]]
-  arrays.append(arrays[0].astype('>i4'))
   arrays.append(np.asfortranarray(arrays[0]))
+  arrays.append(arrays[0].astype('>i4'))
   for order in (arrays, arrays[::-1]):
     tensor = joined_tensors.stacked(order)
     assert tensor.dtype == tf.int32
@@ -95,9 +95,10 @@ def test_stacks_numbers():
   tensor = joined_tensors.stacked([large, large + 1])
   assert tensor.dtype == tf.int64
   assert tensor.numpy().tolist() == [large, large + 1]
-  tensor = joined_tensors.stacked([np.float32(1), np.float32(2)])
-  assert tensor.dtype == tf.float32
-  assert tensor.numpy().tolist() == [1, 2]
+  for dtype in (np.float32, np.float64, np.int64):
+    tensor = joined_tensors.stacked([dtype(1), dtype(2)])
+    assert tensor.dtype == dtype
+    assert tensor.numpy().tolist() == [1, 2]
 
 
 def test_stacks_tensors_with_arrays():

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 
+import ended_programs
 import psutil
 import pytest
 
@@ -433,10 +434,7 @@ class TestMakefile:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-        # A shell's background jobs ignore Ctrl-C, and their children too.
-        preexec_fn=lambda: signal.signal(
-            signal.SIGINT, signal.default_int_handler
-        ),
+        preexec_fn=ended_programs.obey_ctrl_c,
     ) as command:
       while not number.exists():
         assert command.poll() is None

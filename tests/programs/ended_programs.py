@@ -9,6 +9,14 @@ import time
 import psutil
 
 
+def obey_ctrl_c():
+  """Lets a new process end at Ctrl-C, also one of a background job.
+
+  A shell's background jobs ignore Ctrl-C, and their children too.
+  """
+  signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def interrupt(program, arguments, errors, sent, until, **environment):
   """Starts a program, sends it a signal, and checks that no process is left.
 
@@ -29,10 +37,7 @@ def interrupt(program, arguments, errors, sent, until, **environment):
         stdout=subprocess.DEVNULL,
         stderr=file,
         env={**os.environ, **environment},
-        # A shell's background jobs ignore Ctrl-C, and their children too.
-        preexec_fn=lambda: signal.signal(
-            signal.SIGINT, signal.default_int_handler
-        ),
+        preexec_fn=obey_ctrl_c,
     )
     try:
       deadline = time.monotonic() + 300

@@ -36,25 +36,17 @@ def _snapshot(run_dir):
   return [(run_dir / name).read_bytes() for name in tables], found
 
 
-def _check(library, task, folder, kinds):
-  task = f'faulty_training:{task}'
-  whole = faults.check(library, task, folder, kinds, _snapshot)
-  assert whole['operations'] > 200
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('task', ['train', 'keep_best'])
 def test_after_a_fault_the_same_command_comes_to_the_same_end(
     task, library, tmp_path
 ):
-  _check(
-      library,
-      task,
-      tmp_path,
-      [
-          (faults.KILL, 1, 71),
-          (errno.ENOSPC, 1, 137),
-          (errno.ENOSPC, faults.ALWAYS, 211),
-          (errno.EIO, 1, 163),
-      ],
-  )
+  kinds = [
+      (faults.KILL, 1, 71),
+      (errno.ENOSPC, 1, 137),
+      (errno.ENOSPC, faults.ALWAYS, 211),
+      (errno.EIO, 1, 163),
+  ]
+  task = f'faulty_training:{task}'
+  whole = faults.check(library, task, tmp_path, kinds, _snapshot)
+  assert whole['operations'] > 200

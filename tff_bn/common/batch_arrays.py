@@ -156,24 +156,24 @@ def join(
 ) -> Joined:
   """Joins the batches of at least one client.
 
-  If `num_batches` is given, all batches have the same size. The samples are in
-  so many batches along a new first axis then, the last ones with zeros.
+  Args:
+    data: The clients' batches.
+    num_batches: If given, the samples have the batches along a new first axis
+      of this length. The clients' batches, which must all have the same size,
+      come first, and batches of zeros follow them.
   """
   loaded = [arrays.load() for arrays in data]
   sizes = np.asarray([len(arrays.sizes) for arrays in data], np.int64)
   batch_sizes = np.concatenate([arrays.sizes for arrays in data])
-  lengths = [sum(batch_sizes)]
+  bounds = np.concatenate([[0], np.cumsum(batch_sizes)])
+  lengths = [bounds[-1]]
   if num_batches is not None:
     lengths = [num_batches, batch_sizes[0]]
-  return Joined(
-      [
-          joined_tensors.joined(parts, [*lengths, *parts[0].shape[1:]])
-          for parts in zip(*loaded)
-      ],
-      np.concatenate([[0], np.cumsum(batch_sizes)]),
-      np.cumsum(sizes) - sizes,
-      sizes,
-  )
+  samples = [
+      joined_tensors.joined(parts, [*lengths, *parts[0].shape[1:]])
+      for parts in zip(*loaded)
+  ]
+  return Joined(samples, bounds, np.cumsum(sizes) - sizes, sizes)
 
 
 def _first(arrays: BatchArrays, count: int) -> BatchArrays:

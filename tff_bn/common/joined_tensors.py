@@ -26,7 +26,7 @@ def joined(arrays: Sequence[np.ndarray], shape: Sequence[int]) -> tf.Tensor:
   dtype = arrays[0].dtype.newbyteorder('=')
   size = math.prod(shape)
   # What NumPy and TensorFlow can share.
-  can_share = size and dtype.kind in 'iuf'
+  can_share = dtype.kind in 'iuf'
   flat = _aligned(size, dtype) if can_share else np.empty(size, dtype)
   num_given = sum(array.size for array in arrays)
   np.concatenate([array.ravel() for array in arrays], out=flat[:num_given])
