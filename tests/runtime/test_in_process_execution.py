@@ -2,6 +2,8 @@
 
 import gc
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +19,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import runtime
+from tff_bn.common import interruptible
 from tff_bn.runtime import imported_graph
 from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import plan_stage
@@ -238,6 +241,52 @@ def test_a_failed_assertion_ends_the_round(context):
   with pytest.raises(tf.errors.InvalidArgumentError, match='not > 0'):
     context.invoke(comp, [1, 2, 0, 3, 4, 5])
   assert context.invoke(comp, [1, 2, 3]) == 6
+
+
+def _loop(number):
+  """Computes something for `number` times some seconds."""
+  return tf.while_loop(
+      lambda i, total: i < number * 5 * 10**5,
+      lambda i, total: (i + 1, total + i),
+      [np.int64(0), np.int64(0)],
+  )[1]
+
+
+def _reduce(number):
+  numbers = tf.data.Dataset.range(number * 5 * 10**6)
+  return numbers.reduce(np.int64(0), lambda total, i: total + i)
+
+
+@pytest.mark.parametrize('num_clients', [1, 3])
+@pytest.mark.parametrize('compute', [_loop, _reduce])
+def test_ctrl_c_ends_clients_before_their_last_step(
+    compute, num_clients, context, tmp_path, monkeypatch
+):
+  @tff.tensorflow.computation(np.int64)
+  def work(number):
+    with tf.control_dependencies([compute(number)]):
+      name = tf.strings.join([str(tmp_path / 'end'), tf.as_string(number)])
+    with tf.control_dependencies([tf.io.write_file(name, '')]):
+      return tf.identity(number)
+
+  @tff.federated_computation(cases.clients(np.int64))
+  def comp(numbers):
+    return tff.federated_sum(tff.federated_map(work, numbers))
+
+  assert context.invoke(comp, [0] * num_clients) == 0
+  # Ctrl-C, also in a shell's job in the background.
+  monkeypatch.setattr(interruptible, '_WAKE_UP_SECONDS', 0.1)
+  previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+  timer = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
+  timer.start()
+  try:
+    with pytest.raises(KeyboardInterrupt):
+      context.invoke(comp, [1] * num_clients)
+  finally:
+    timer.join()
+    signal.signal(signal.SIGINT, previous)
+  context.close()
+  assert [path.name for path in tmp_path.iterdir()] == ['end0']
 
 
 def test_results_share_no_memory(in_process_context):

@@ -7,6 +7,7 @@ import time
 
 import cases
 import tensorflow as tf
+from tensorflow.python.eager import execute
 import tensorflow_federated as tff
 
 from tff_bn.runtime import imported_graph
@@ -177,15 +178,14 @@ def test_first_call_runs_alone_and_later_calls_concurrently():
 def test_functions_are_not_optimized(monkeypatch):
   """On a CPU, Grappler takes more time than it saves."""
   configs = []
-  call = tf.raw_ops.StatefulPartitionedCall
+  call = execute.execute_with_cancellation
 
-  def recorded_call(**arguments):
-    configs.append(
-        tf.compat.v1.ConfigProto.FromString(arguments['config_proto'])
-    )
-    return call(**arguments)
+  def recorded_call(name, num_outputs, inputs, attributes, *others):
+    options = dict(zip(attributes[::2], attributes[1::2]))
+    configs.append(tf.compat.v1.ConfigProto.FromString(options['config_proto']))
+    return call(name, num_outputs, inputs, attributes, *others)
 
-  monkeypatch.setattr(tf.raw_ops, 'StatefulPartitionedCall', recorded_call)
+  monkeypatch.setattr(execute, 'execute_with_cancellation', recorded_call)
 
   @tf.function
   def up_to_five(x):

@@ -18,7 +18,7 @@ class ClientPart:
 
   Several threads may use it concurrently for different clients. `server` has at
   least the values that the passes so far need; each is copied to the device on
-  first use.
+  first use. `cancellation` can end the computation of clients.
   """
 
   def __init__(
@@ -26,10 +26,12 @@ class ClientPart:
       plan: plan_lib.Plan,
       device: str,
       server: Mapping[symbols.Leaf, Any],
+      cancellation: plan_stage.Cancellation = plan_stage.NEVER,
   ):
     self._plan = plan
     self._device = device
     self._server = server
+    self._cancellation = cancellation
     self._copies: dict[symbols.Leaf, tf.Tensor] = {}
     self._lock = threading.Lock()
 
@@ -64,7 +66,8 @@ class ClientPart:
     inputs = list(first)
     for leaf in stage.inputs:
       inputs += tensors[leaf] if leaf in tensors else [self._copy(leaf)]
-    return dict(zip(stage.outputs, stage(inputs, self._device)))
+    outputs = stage(inputs, self._device, self._cancellation)
+    return dict(zip(stage.outputs, outputs))
 
   def _copy(self, leaf: symbols.Leaf) -> tf.Tensor:
     """Returns the server's tensor of a leaf, on this device."""

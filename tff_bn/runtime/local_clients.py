@@ -17,6 +17,7 @@ from tff_bn.runtime import client_part
 from tff_bn.runtime import client_portions
 from tff_bn.runtime import devices as devices_lib
 from tff_bn.runtime import execution
+from tff_bn.runtime import plan_stage
 from tff_bn.runtime import portioning
 
 # The number of portions per thread that may wait to be aggregated.
@@ -40,8 +41,11 @@ class LocalClients(client_portions.PortionedClients):
     """Initializes the clients; `portions` has them in their order."""
     plan = invocation.plan
     super().__init__(plan, len(invocation.values))
+    self._cancellation = plan_stage.Cancellation()
     part_on = functools.cache(
-        lambda name: client_part.ClientPart(plan, name, invocation.server)
+        lambda name: client_part.ClientPart(
+            plan, name, invocation.server, self._cancellation
+        )
     )
     names = [
         itertools.cycle(device.all_names if uses_all_cpus else [device.name])
@@ -79,28 +83,31 @@ class LocalClients(client_portions.PortionedClients):
       self, number: int
   ) -> Generator[tuple[client_portions.Output, float], None, None]:
     """Yields each portion's output of a pass and the seconds that it took."""
+    # A single client is computed by a thread, too, so that a signal can end the
+    # wait for it.
     num_threads = sum(device.num_threads for device in self._devices)
-    if num_threads == 1 or len(self._computers) == 1:
-      for computer in self._computers:
-        yield _timed(computer, number)
-      return
+    most = _PORTIONS_AHEAD * num_threads if num_threads > 1 else 1
     running: collections.deque[concurrent.futures.Future[Any]] = (
         collections.deque()
     )
     devices = itertools.cycle(self._devices)
     try:
       for computer, device in zip(self._computers, devices):
-        if len(running) >= _PORTIONS_AHEAD * num_threads:
-          yield interruptible.result(running.popleft())
+        if len(running) >= most:
+          yield interruptible.result(running[0])
+          running.popleft()
         running.append(
             device.submit(functools.partial(_timed, computer, number))
         )
       while running:
-        yield interruptible.result(running.popleft())
+        yield interruptible.result(running[0])
+        running.popleft()
     finally:
-      for future in running:
-        future.cancel()
-      concurrent.futures.wait(running)
+      if running:  # An error or a signal ends the pass.
+        self._cancellation.start()
+        for future in running:
+          future.cancel()
+        concurrent.futures.wait(running)
 
 
 def _timed(

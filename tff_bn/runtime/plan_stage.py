@@ -2,10 +2,16 @@
 
 from collections.abc import Callable, Sequence
 import functools
+import itertools
 import threading
 from typing import Any, Optional
 
 import tensorflow as tf
+
+# TensorFlow has no public names for these modules; Keras imports them, too.
+from tensorflow.python.eager import cancellation as eager_cancellation
+from tensorflow.python.eager import context as eager_context
+from tensorflow.python.eager import execute as eager_execute
 
 from tff_bn.runtime import symbols
 
@@ -26,6 +32,61 @@ _WITHOUT_GRAPPLER = tf.compat.v1.ConfigProto(
 @functools.lru_cache
 def _is_cpu(device: str) -> bool:
   return tf.DeviceSpec.from_string(device).device_type == 'CPU'
+
+
+class Cancellation:
+  """Ends calls of stages before they have computed their outputs.
+
+  They end between two iterations of a loop and raise a `CancelledError`.
+  A call on a GPU, and a function that XLA has compiled, go on until their end.
+  """
+
+  def __init__(self) -> None:
+    self._manager = eager_cancellation.CancellationManager()
+
+  def start(self) -> None:
+    """Ends the calls with this object, those that run and later ones."""
+    self._manager.start_cancel()
+
+  def call(
+      self, function: Any, values: Sequence[Any], dtypes: Sequence[Any]
+  ) -> list[tf.Tensor]:
+    """Calls a function on a CPU.
+
+    Args:
+      function: The function.
+      values: Its inputs, tensors or arrays.
+      dtypes: The types of its outputs.
+
+    Returns:
+      The outputs.
+    """
+    # Calling the operation skips the check of the Python signature, which takes
+    # longer than aggregating a small model. On a GPU the operation would copy
+    # all its inputs to the device, which is impossible for datasets.
+    tensors = [
+        v if isinstance(v, tf.Tensor) else tf.constant(v) for v in values
+    ]
+    attributes = dict(
+        Tin=[tensor.dtype.as_datatype_enum for tensor in tensors],
+        Tout=[dtype.as_datatype_enum for dtype in dtypes],
+        f=function,
+        config='',
+        config_proto=_WITHOUT_GRAPPLER,
+        executor_type='',
+    )
+    return eager_execute.execute_with_cancellation(
+        'StatefulPartitionedCall',
+        len(dtypes),
+        tensors,
+        tuple(itertools.chain(*attributes.items())),
+        eager_context.context(),
+        self._manager,
+    )
+
+
+# Of calls that nothing ends.
+NEVER = Cancellation()
 
 
 class Stage:
@@ -64,9 +125,21 @@ class Stage:
     self._first_calls: dict[str, threading.Lock] = {}
 
   def __call__(
-      self, tensors: Sequence[tf.Tensor], device: str
+      self,
+      values: Sequence[Any],
+      device: str,
+      cancellation: Cancellation = NEVER,
   ) -> list[tf.Tensor]:
-    """Computes the output tensors on the device with a full name."""
+    """Computes the output tensors.
+
+    Args:
+      values: The inputs, tensors or arrays.
+      device: The device's full name.
+      cancellation: Can end the call.
+
+    Returns:
+      The outputs.
+    """
     if not self.outputs:
       return []
     if self._function is None:
@@ -76,29 +149,16 @@ class Stage:
     function = self._function
     with tf.device(device):
       if not _is_cpu(device):
-        return function(*tensors)
+        return function(*values)
       if device not in self._compiled:
         # TensorFlow compiles a function during its first call, and once more
         # for each thread that calls it before the compilation ends.
         with self._first_calls.setdefault(device, threading.Lock()):
           if device not in self._compiled:
-            outputs = self._call_on_cpu(function, tensors)
+            outputs = cancellation.call(function, values, self._dtypes)
             self._compiled.add(device)
             return outputs
-      return self._call_on_cpu(function, tensors)
-
-  def _call_on_cpu(
-      self, function: Any, tensors: Sequence[tf.Tensor]
-  ) -> list[tf.Tensor]:
-    # Calling the operation skips the check of the Python signature, which takes
-    # longer than aggregating a small model. On a GPU the operation would copy
-    # all its inputs to the device, which is impossible for datasets.
-    return tf.raw_ops.StatefulPartitionedCall(
-        args=list(tensors),
-        Tout=self._dtypes,
-        f=function,
-        config_proto=_WITHOUT_GRAPPLER,
-    )
+      return cancellation.call(function, values, self._dtypes)
 
   def _trace(self) -> Any:
     def compute(*tensors):
