@@ -285,6 +285,8 @@ def test_ctrl_c_ends_clients_before_their_last_step(
   finally:
     timer.join()
     signal.signal(signal.SIGINT, previous)
+  # The context still works.
+  assert context.invoke(comp, [0]) == 0
   context.close()
   assert [path.name for path in tmp_path.iterdir()] == ['end0']
 
