@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import tensorflow as tf
 
-# TensorFlow has no public names for these modules; Keras imports them, too.
+# TensorFlow has no public names for these modules.
 from tensorflow.python.eager import cancellation as eager_cancellation
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import execute as eager_execute
@@ -49,14 +49,14 @@ class Cancellation:
     self._manager.start_cancel()
 
   def call(
-      self, function: Any, values: Sequence[Any], dtypes: Sequence[Any]
+      self, function: Any, values: Sequence[Any], output_types: Sequence[int]
   ) -> list[tf.Tensor]:
     """Calls a function on a CPU.
 
     Args:
       function: The function.
       values: Its inputs, tensors or arrays.
-      dtypes: The types of its outputs.
+      output_types: The `DataType` of each output.
 
     Returns:
       The outputs.
@@ -69,7 +69,7 @@ class Cancellation:
     ]
     attributes = dict(
         Tin=[tensor.dtype.as_datatype_enum for tensor in tensors],
-        Tout=[dtype.as_datatype_enum for dtype in dtypes],
+        Tout=output_types,
         f=function,
         config='',
         config_proto=_WITHOUT_GRAPPLER,
@@ -77,7 +77,7 @@ class Cancellation:
     )
     return eager_execute.execute_with_cancellation(
         'StatefulPartitionedCall',
-        len(dtypes),
+        len(output_types),
         tensors,
         tuple(itertools.chain(*attributes.items())),
         eager_context.context(),
@@ -117,7 +117,9 @@ class Stage:
     self.outputs = tuple(outputs)
     self.body = body
     self._input_specs = input_specs or [leaf.spec for leaf in self.inputs]
-    self._dtypes = [leaf.spec.dtype for leaf in self.outputs]
+    self._output_types = [
+        leaf.spec.dtype.as_datatype_enum for leaf in self.outputs
+    ]
     self._function: Any = None
     # The CPU devices for which TensorFlow has compiled the function, and for
     # each device a lock that is held during the first call.
@@ -155,10 +157,10 @@ class Stage:
         # for each thread that calls it before the compilation ends.
         with self._first_calls.setdefault(device, threading.Lock()):
           if device not in self._compiled:
-            outputs = cancellation.call(function, values, self._dtypes)
+            outputs = cancellation.call(function, values, self._output_types)
             self._compiled.add(device)
             return outputs
-      return cancellation.call(function, values, self._dtypes)
+      return cancellation.call(function, values, self._output_types)
 
   def _trace(self) -> Any:
     def compute(*tensors):
