@@ -6,6 +6,7 @@ import threading
 import time
 
 import cases
+import pytest
 import tensorflow as tf
 from tensorflow.python.eager import execute
 import tensorflow_federated as tff
@@ -202,3 +203,32 @@ def test_functions_are_not_optimized(monkeypatch):
       c.graph_options.rewrite_options.disable_meta_optimizer for c in configs
   ]
   assert off == [True, True]
+
+
+class TestErrorsAndCancellation:
+  """TensorFlow cancels what shares a manager with a call that failed."""
+
+  @staticmethod
+  def _stage():
+    def work(tensors):
+      (x,) = tensors
+      with tf.control_dependencies([tf.debugging.assert_positive(x)]):
+        return [x + 1]
+
+    leaves = [symbols.Leaf(None, cases.FLOAT) for _ in range(2)]
+    return plan_stage.Stage(leaves[:1], leaves[1:], work)
+
+  def test_calls_after_an_error(self):
+    stage = self._stage()
+    for cancellation in (plan_stage.NEVER, plan_stage.Cancellation()):
+      with pytest.raises(tf.errors.InvalidArgumentError):
+        stage([tf.constant(-1.0)], '/device:CPU:0', cancellation)
+      assert stage([tf.constant(1.0)], '/device:CPU:0', cancellation) == [2]
+
+  def test_calls_after_a_cancellation(self):
+    stage = self._stage()
+    cancellation = plan_stage.Cancellation()
+    cancellation.start()
+    with pytest.raises(tf.errors.CancelledError):
+      stage([tf.constant(1.0)], '/device:CPU:0', cancellation)
+    assert stage([tf.constant(1.0)], '/device:CPU:0') == [2]

@@ -1,6 +1,7 @@
 """Stages of a plan: TensorFlow functions traced on first use."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
 import functools
 import itertools
 import threading
@@ -42,11 +43,16 @@ class Cancellation:
   """
 
   def __init__(self) -> None:
-    self._manager = eager_cancellation.CancellationManager()
+    self._lock = threading.Lock()
+    self._started = False
+    self._managers: set[eager_cancellation.CancellationManager] = set()
 
   def start(self) -> None:
     """Ends the calls with this object, those that run and later ones."""
-    self._manager.start_cancel()
+    with self._lock:
+      self._started = True
+      for manager in self._managers:
+        manager.start_cancel()
 
   def call(
       self, function: Any, values: Sequence[Any], output_types: Sequence[int]
@@ -75,14 +81,30 @@ class Cancellation:
         config_proto=_WITHOUT_GRAPPLER,
         executor_type='',
     )
-    return eager_execute.execute_with_cancellation(
-        'StatefulPartitionedCall',
-        len(output_types),
-        tensors,
-        tuple(itertools.chain(*attributes.items())),
-        eager_context.context(),
-        self._manager,
-    )
+    with self._manager() as manager:
+      return eager_execute.execute_with_cancellation(
+          'StatefulPartitionedCall',
+          len(output_types),
+          tensors,
+          tuple(itertools.chain(*attributes.items())),
+          eager_context.context(),
+          manager,
+      )
+
+  @contextlib.contextmanager
+  def _manager(self) -> Iterator[eager_cancellation.CancellationManager]:
+    """Yields the manager of one call."""
+    # A call that fails cancels all calls with its manager, later ones, too.
+    manager = eager_cancellation.CancellationManager()
+    with self._lock:
+      self._managers.add(manager)
+      if self._started:
+        manager.start_cancel()
+    try:
+      yield manager
+    finally:
+      with self._lock:
+        self._managers.remove(manager)
 
 
 # Of calls that nothing ends.
