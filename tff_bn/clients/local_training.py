@@ -104,7 +104,7 @@ class LocalTraining(LocalStep):
     self._scales_loss = mixed_precision.computes_in_float16(model.keras_model)
     self._make_step = (
         # XLA compiles the step only, because it cannot read datasets.
-        tf.function(self._step, jit_compile=True)
+        tf.function(self._step, autograph=False, jit_compile=True)
         if config.jit_compile
         else self._step
     )
@@ -140,7 +140,6 @@ class LocalTraining(LocalStep):
         self._train.is_random or self._unit_shuffle or self._scales_loss
     )
 
-  @tf.autograph.experimental.do_not_convert
   def _step(self, element, optimizer_state, loss_scale, num_steps):
     """Makes one step, unless float16 overflows."""
     batch = self._model.training_batch(element)
@@ -218,7 +217,6 @@ class LocalTraining(LocalStep):
         needs_smaller_scale=tf.constant(False),
     )
 
-  @tf.autograph.experimental.do_not_convert
   def _scaled_step(self, element, optimizer_state, loss_scale, num_steps):
     """Makes one step, with a scale of the loss at which gradients are finite.
 

@@ -128,7 +128,9 @@ class StatisticsPass:
     self._num_layers = len(moving_means)
     self._collector = MomentsCollector(moving_means, normalize=normalize)
     self._make_step = (
-        tf.function(self._step, jit_compile=True) if jit_compile else self._step
+        tf.function(self._step, autograph=False, jit_compile=True)
+        if jit_compile
+        else self._step
     )
     self._function = DatasetFunction(
         self._loop,
@@ -144,7 +146,6 @@ class StatisticsPass:
     """Whether the model draws random numbers, so that a seed is needed."""
     return self._function.is_random
 
-  @tf.autograph.experimental.do_not_convert
   def _step(self, x: Any) -> None:
     """Adds the values of a batch."""
     variables = self._collector.variables
@@ -164,10 +165,12 @@ class StatisticsPass:
     """Returns the values of the collector's variables."""
 
     def collect(num_batches, element):
-      # As in `LocalTraining`.
-      if batch.num_examples(element) > 0:
+      def step():
         self._make_step(element[0])
-      return num_batches + 1
+        return num_batches + 1
+
+      # As in `LocalTraining`.
+      return tf.cond(batch.num_examples(element) > 0, step, lambda: num_batches)
 
     client_batches.fold(dataset, tf.zeros([], tf.int64), collect)
     return [tf.identity(variable) for variable in self._collector.variables]

@@ -132,8 +132,17 @@ def fold(
         parallel_iterations=1,
     )
     return state
-  # An iterator, since `for batch in dataset` becomes `Dataset.reduce`, which
-  # instantiates its function again at each call.
-  for element in iter(data):
-    state = step(state, element)
+  # Not `Dataset.reduce`, which instantiates its function again at each call.
+  iterator = iter(data)
+
+  def advance(_, state):
+    element = iterator.get_next_as_optional()
+    has_value = element.has_value()
+    return has_value, tf.cond(
+        has_value, lambda: step(state, element.get_value()), lambda: state
+    )
+
+  _, state = tf.while_loop(
+      lambda has_value, _: has_value, advance, (tf.constant(True), state)
+  )
   return state

@@ -34,7 +34,8 @@ class DatasetFunction:
     """Traces the function.
 
     Args:
-      fn: The function, see `StatelessFunction`.
+      fn: The function, see `StatelessFunction`. It has no conditions or loops
+        of Python that depend on tensors.
       variables: The variables whose values the caller gives at each call.
       input_spec: The structure of a batch, of `tf.TensorSpec`s.
       specs: `tf.TypeSpec`s, or nested structures of them, of the arguments
@@ -42,6 +43,8 @@ class DatasetFunction:
       keras_model: The model that the function calls.
       batch_norm_call: Computes its batch normalization layers in training.
     """
+    # To convert the function's source takes longer than to trace it.
+    fn = tf.autograph.experimental.do_not_convert(fn)
 
     def trace(data_spec, jit_compile=False):
       with batch_norm_calls.replaced(keras_model, batch_norm_call):

@@ -80,6 +80,7 @@ class Evaluator:
     self._evaluate, self._evaluate_concurrently = (
         tf.function(
             functools.partial(self._evaluate_all, num_concurrent=number),
+            autograph=False,
             input_signature=[
                 weights_spec,
                 tf.data.DatasetSpec(model.input_spec),
@@ -174,6 +175,7 @@ class Evaluator:
     vector = tf.TensorSpec([None], tf.int64)
     return tf.function(
         functools.partial(self._evaluate_stacked, keeps_outputs=keeps_outputs),
+        autograph=False,
         input_signature=[values, spec.samples, spec.bounds, vector, vector],
     )
 
@@ -323,7 +325,6 @@ class Evaluator:
         output._keras_mask = next(masks)
     return tf.nest.pack_sequence_as(self._structure, flat)
 
-  @tf.autograph.experimental.do_not_convert
   def _update(self, batch: Batch, predictions: Any) -> tf.Tensor:
     """Updates the metrics and returns the loss."""
     for metric in self._metrics.values():
