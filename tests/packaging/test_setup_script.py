@@ -425,8 +425,10 @@ class TestMakefile:
     )
     (ready.project / 'scripts' / 'setup.sh').write_text('')
     python = ready.project / '.venv' / 'bin' / 'python'
+    tests = ready.folder / 'tests'
     python.write_text(
-        '#!/bin/sh\ncase "$*" in *pytest*) exec sleep 300 ;; esac'
+        '#!/bin/sh\ncase "$*" in *pytest*) '
+        f'touch "{tests}"; exec sleep 300 ;; esac'
     )
     with subprocess.Popen(
         ['make', 'test'],
@@ -436,7 +438,8 @@ class TestMakefile:
         start_new_session=True,
         preexec_fn=ended_programs.obey_ctrl_c,
     ) as command:
-      while not number.exists():
+      # A shell that has just started a program can lose the signal.
+      while not (number.exists() and tests.exists()):
         assert command.poll() is None
         time.sleep(0.01)
       os.killpg(command.pid, signal.SIGINT)
