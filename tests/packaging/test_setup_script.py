@@ -425,10 +425,10 @@ class TestMakefile:
     )
     (ready.project / 'scripts' / 'setup.sh').write_text('')
     python = ready.project / '.venv' / 'bin' / 'python'
-    tests = ready.folder / 'tests'
+    tests_started = ready.folder / 'tests_started'
     python.write_text(
         '#!/bin/sh\ncase "$*" in *pytest*) '
-        f'touch "{tests}"; exec sleep 300 ;; esac'
+        f'touch "{tests_started}"; exec sleep 300 ;; esac'
     )
     with subprocess.Popen(
         ['make', 'test'],
@@ -439,7 +439,7 @@ class TestMakefile:
         preexec_fn=ended_programs.obey_ctrl_c,
     ) as command:
       # A shell that has just started a program can lose the signal.
-      while not (number.exists() and tests.exists()):
+      while not (number.exists() and tests_started.exists()):
         assert command.poll() is None
         time.sleep(0.01)
       os.killpg(command.pid, signal.SIGINT)

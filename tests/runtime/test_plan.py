@@ -21,6 +21,14 @@ def _plan(comp, graphs=None):
   return plan_lib.Plan(comp, graphs or imported_graph.GraphCache())
 
 
+def _stage(work):
+  """Returns a stage that computes one float from another one."""
+  leaves = [symbols.Leaf(None, cases.FLOAT) for _ in range(2)]
+  return plan_stage.Stage(
+      leaves[:1], leaves[1:], lambda tensors: [work(*tensors)]
+  )
+
+
 def _has_work(stage):
   return bool(stage.outputs)
 
@@ -158,12 +166,7 @@ def test_first_call_runs_alone_and_later_calls_concurrently():
       barrier.wait(timeout=60)
     return x + 1
 
-  leaves = [symbols.Leaf(None, cases.FLOAT) for _ in range(2)]
-  stage = plan_stage.Stage(
-      leaves[:1],
-      leaves[1:],
-      lambda tensors: [tf.numpy_function(work, tensors, tf.float32)],
-  )
+  stage = _stage(lambda x: tf.numpy_function(work, [x], tf.float32))
 
   def call(value):
     (output,) = stage([tf.constant(value)], '/device:CPU:0')
@@ -192,10 +195,7 @@ def test_functions_are_not_optimized(monkeypatch):
   def up_to_five(x):
     return tf.while_loop(lambda x: x < 5, lambda x: x + 1, [x])[0]
 
-  leaves = [symbols.Leaf(None, cases.FLOAT) for _ in range(2)]
-  stage = plan_stage.Stage(
-      leaves[:1], leaves[1:], lambda tensors: [up_to_five(tensors[0])]
-  )
+  stage = _stage(up_to_five)
   for _ in range(2):
     assert stage([tf.constant(2.0)], '/device:CPU:0')[0] == 5
 
@@ -209,24 +209,19 @@ class TestErrorsAndCancellation:
   """TensorFlow cancels what shares a manager with a call that failed."""
 
   @staticmethod
-  def _stage():
-    def work(tensors):
-      (x,) = tensors
-      with tf.control_dependencies([tf.debugging.assert_positive(x)]):
-        return [x + 1]
-
-    leaves = [symbols.Leaf(None, cases.FLOAT) for _ in range(2)]
-    return plan_stage.Stage(leaves[:1], leaves[1:], work)
+  def _add_one_if_positive(x):
+    with tf.control_dependencies([tf.debugging.assert_positive(x)]):
+      return x + 1
 
   def test_calls_after_an_error(self):
-    stage = self._stage()
+    stage = _stage(self._add_one_if_positive)
     for cancellation in (plan_stage.NEVER, plan_stage.Cancellation()):
       with pytest.raises(tf.errors.InvalidArgumentError):
         stage([tf.constant(-1.0)], '/device:CPU:0', cancellation)
       assert stage([tf.constant(1.0)], '/device:CPU:0', cancellation) == [2]
 
   def test_calls_after_a_cancellation(self):
-    stage = self._stage()
+    stage = _stage(self._add_one_if_positive)
     cancellation = plan_stage.Cancellation()
     cancellation.start()
     with pytest.raises(tf.errors.CancelledError):

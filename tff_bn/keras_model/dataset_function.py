@@ -43,7 +43,8 @@ class DatasetFunction:
       keras_model: The model that the function calls.
       batch_norm_call: Computes its batch normalization layers in training.
     """
-    # To convert the function's source takes longer than to trace it.
+    # AutoGraph would take a quarter of a second in each process to convert the
+    # source of local training.
     fn = tf.autograph.experimental.do_not_convert(fn)
 
     def trace(data_spec, jit_compile=False):
