@@ -45,8 +45,13 @@ _PROGRAMS = {
 }
 
 
-# Their code trains several models.
-_LONG = ('python.md', 'training_in_python.md')
+# Pages of algorithms, which are alike, and pages that train several models.
+_SLOW = frozenset(
+    page
+    for page, path in _PATHS.items()
+    if path.parent.name == 'algorithms'
+    and page not in ('fedavg.md', 'fedbn.md', 'fedtan.md', 'fbn.md')
+) | {'python.md', 'training_in_python.md'}
 
 
 def _blocks(page, language):
@@ -56,7 +61,7 @@ def _blocks(page, language):
 @pytest.mark.parametrize(
     'page',
     [
-        pytest.param(page, marks=pytest.mark.slow) if page in _LONG else page
+        pytest.param(page, marks=pytest.mark.slow) if page in _SLOW else page
         for page in _PAGES
         # CONTRIBUTING has parts of files, see tests/programs/test_adding.py;
         # test_extensions_work runs the code of extending.md. The hooks of

@@ -49,7 +49,11 @@ def _attacked(rule, attack, num_attackers=_F):
 
 @pytest.mark.parametrize(
     ('name', 'defense'),
-    [('alie', 'nnm+mean'), ('alie', 'nnm+krum'), ('ipm', 'nnm+mean')],
+    [
+        pytest.param('alie', 'nnm+mean', marks=pytest.mark.slow),
+        ('alie', 'nnm+krum'),
+        ('ipm', 'nnm+mean'),
+    ],
 )
 def test_equals_numpy(name, defense):
   rule = rule_calls.build(defense, _F)

@@ -1,5 +1,7 @@
 """Sorting networks against NumPy."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -91,8 +93,17 @@ def test_networks_of_matrices_sort(most_rows, monkeypatch):
         )
 
 
-@pytest.mark.parametrize('most_single', [32, 200])
-@pytest.mark.parametrize('most_rows', [20, 33, 66, 100])
+@pytest.mark.parametrize(
+    ('most_rows', 'most_single'),
+    [
+        *((33, 32), (100, 200)),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in itertools.product([20, 33, 66, 100], [32, 200])
+            if case not in [(33, 32), (100, 200)]
+        ),
+    ],
+)
 def test_partition_at_ranks(most_rows, most_single, monkeypatch):
   monkeypatch.setattr(order_statistics, '_MOST_SINGLE_ROWS', most_single)
   for num_rows in (1, 2, most_rows // 2 + 1, most_rows - 3, most_rows):

@@ -57,6 +57,7 @@ def _train(process, data, client_ids, num_rounds):
   return process.get_model_weights(state), numbers
 
 
+@pytest.mark.slow
 def test_attackers_with_shifted_inputs_are_left_out(digits, model):
   """The rest trains as if there were no attackers."""
   data = tff_bn_data.split_dataset(digits, 'iid', _NUM_CLIENTS, seed=0)

@@ -133,7 +133,9 @@ def _check(model, training, truth):
   )
 
 
-@pytest.mark.parametrize('kind', ['pooled', 'mean'])
+@pytest.mark.parametrize(
+    'kind', [pytest.param('pooled', marks=pytest.mark.slow), 'mean']
+)
 def test_rounds_equal_numpy(toy, kind):
   """Also a client that takes part for the first time in a later round."""
   model, process = _process(

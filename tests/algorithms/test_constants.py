@@ -118,7 +118,7 @@ _WITHOUT_AGGREGATOR = (
     *('build_fed_nova', 'build_fed_dyn'),
 )
 # Their clients' computations differ most.
-_QUICK = ('build_fed_bn', 'build_fedtan')
+_QUICK = ('build_fedtan',)
 
 
 def _computation(process):

@@ -127,7 +127,7 @@ def _train(process, model, rounds):
     'name',
     [
         pytest.param(name, marks=pytest.mark.slow)
-        if name in ('moon', 'scaffold')
+        if name in ('moon', 'scaffold', 'compiled', 'fedtan')
         else name
         for name in _BUILDERS
     ],

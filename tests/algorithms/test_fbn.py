@@ -146,7 +146,9 @@ def test_statistics_of_several_steps_are_pooled_and_move_once(toy):
   _assert_equal(_train(_process(local_steps=2), [data]), expected)
 
 
-@pytest.mark.parametrize('images', [False, True])
+@pytest.mark.parametrize(
+    'images', [pytest.param(False, marks=pytest.mark.slow), True]
+)
 def test_one_client_equals_the_keras_layer(images, toy, toy_images):
   """A Keras model with `FederatedBatchNormalization`, trained by Keras."""
   problem = toy_images if images else toy

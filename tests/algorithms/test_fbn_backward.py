@@ -140,7 +140,9 @@ def test_rounds_equal_the_formula_on_the_union(toy, options):
   assert num_averages == (1 if 'kind' in options else 2)
 
 
-@pytest.mark.parametrize('options', _KINDS[1:3])
+@pytest.mark.parametrize(
+    'options', [_KINDS[1], pytest.param(_KINDS[2], marks=pytest.mark.slow)]
+)
 def test_averages_restart_where_the_statistics_are_late(toy, options):
   process = _build(_model(), rate=0.5, backward_restart=1.4, **options)
   kind = options.get('kind', 'running')
@@ -326,7 +328,7 @@ def test_the_learning_rate_of_the_round_counts(toy):
     'options',
     [
         dict(scale=False, center=False),
-        dict(frozen=['gamma']),
+        pytest.param(dict(frozen=['gamma']), marks=pytest.mark.slow),
     ],
 )
 def test_layers_without_trained_scale_or_shift(toy, options):

@@ -107,8 +107,14 @@ def _check_rounds(toy, model, process, truth, rounds):
   return training
 
 
-@pytest.mark.parametrize('momentum', [None, 0.6])
-@pytest.mark.parametrize('weighting', ['num_examples', 'uniform'])
+@pytest.mark.parametrize(
+    ('weighting', 'momentum'),
+    [
+        *(('num_examples', 0.6), ('uniform', None)),
+        pytest.param('num_examples', None, marks=pytest.mark.slow),
+        pytest.param('uniform', 0.6, marks=pytest.mark.slow),
+    ],
+)
 def test_rounds_equal_numpy(toy, momentum, weighting):
   model, process = _fed_nova(
       momentum=momentum,
@@ -126,7 +132,9 @@ def test_rounds_equal_numpy(toy, momentum, weighting):
   _check_rounds(toy, model, process, _Truth(toy, model), [kwargs] * 3)
 
 
-@pytest.mark.parametrize('momentum', [0.0, 0.6])
+@pytest.mark.parametrize(
+    'momentum', [pytest.param(0.0, marks=pytest.mark.slow), 0.6]
+)
 def test_changing_learning_rates(toy, momentum):
   """The rates are a part of a: a warm-up in the round, and a schedule."""
   model, process = _fed_nova(
@@ -183,7 +191,11 @@ def test_with_fixed_statistics(toy):
     'momentum', [0.6, pytest.param(None, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize(
-    'name', ['fed_avg', 'fed_bn', pytest.param('fbn', marks=pytest.mark.slow)]
+    'name',
+    [
+        'fed_avg',
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ('fed_bn', 'fbn')),
+    ],
 )
 def test_with_equal_numbers_of_steps_it_is_the_algorithm(toy, name, momentum):
   """So two steps of clients with 9 and 16 examples."""

@@ -300,7 +300,8 @@ def test_a_step_is_the_centralised_step(name):
 
 # Without masks, numbers of values are proportional to numbers of examples.
 @pytest.mark.parametrize(
-    'name', ['small_cnn', 'options', _slow('both_modes'), _slow('conv3d')]
+    'name',
+    ['small_cnn', *map(_slow, ('options', 'both_modes', 'conv3d'))],
 )
 def test_a_step_in_two_passes_is_the_centralised_step(name):
   _check_case(fedtan_models.CASES[name], moments='two_pass')

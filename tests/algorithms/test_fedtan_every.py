@@ -58,7 +58,7 @@ def _expected(weights, clients, num_rounds, every, moves_later=True):
   return weights
 
 
-@pytest.mark.parametrize('steps', [1, 3])
+@pytest.mark.parametrize('steps', [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize(
     ('every', 'num_rounds'),
     [
@@ -87,7 +87,7 @@ def test_rounds_equal_numpy(toy, every, num_rounds, steps):
   )
 
 
-@pytest.mark.parametrize('steps', [1, 3])
+@pytest.mark.parametrize('steps', [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_rounds_between_keep_the_statistics_of_the_first_step(toy, steps):
   model, process = client_rounds.toy_process(
       'build_fedtan',

@@ -135,7 +135,7 @@ def _check(name, *arguments):
 
 
 # The others train their clients as one of these does.
-_QUICK = ('fed_avg', 'fed_bn', 'fedtan_fused', 'fbn', 'ditto')
+_QUICK = ('fed_avg', 'fed_bn', 'fbn')
 
 
 @pytest.mark.usefixtures('in_process_runtime')

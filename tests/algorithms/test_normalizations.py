@@ -139,12 +139,13 @@ def test_algorithms_that_train_renorm_as_keras(toy, build, options):
     ('build', 'options'),
     [
         ('build_fed_bn', dict(local_layers='norm')),
-        (
+        pytest.param(
             'build_fed_avg',
             dict(
                 local_layers='norm',
                 statistics_aggregator=aggregators.PooledMomentsFactory(),
             ),
+            marks=pytest.mark.slow,
         ),
     ],
 )

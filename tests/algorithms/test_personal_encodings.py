@@ -48,6 +48,10 @@ _ALIKE = frozenset(
         'build_bn_scaffold',
         'build_fed_nova',
         'build_fed_dyn',
+        'build_fed_stein',
+        'build_fed_ap',
+        'build_greg',
+        'build_hbn',
     ]
 )
 

@@ -157,7 +157,9 @@ def _numpy_fed_rep(
     [
         ({}, _HEAD),
         # Epochs are of the second phase only.
-        (dict(head_steps=5, local_epochs=2), _HEAD),
+        pytest.param(
+            dict(head_steps=5, local_epochs=2), _HEAD, marks=pytest.mark.slow
+        ),
         # The statistics of this batch normalization change with the head only.
         (dict(head_layers='norm|logits'), (2, 3, 4, 5, 6, 7)),
     ],

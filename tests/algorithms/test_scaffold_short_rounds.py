@@ -102,7 +102,10 @@ def test_results_are_scaffolds(toy, options):
     assert pair.next_round(data) == (0, 0)
 
 
-@pytest.mark.parametrize('name', ['build_fed_avg', 'build_fed_bn'])
+@pytest.mark.parametrize(
+    'name',
+    ['build_fed_avg', pytest.param('build_fed_bn', marks=pytest.mark.slow)],
+)
 def test_a_short_round_has_the_traffic_of_fed_avg(name):
   options = dict(num_clients=4)
   if name == 'build_fed_bn':

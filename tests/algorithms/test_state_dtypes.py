@@ -85,10 +85,10 @@ def _dataset():
     'build',
     [
         algorithms.build_centralized,
-        algorithms.build_fedtan,
         *(
             pytest.param(build, marks=pytest.mark.slow)
             for build in (
+                algorithms.build_fedtan,
                 algorithms.build_fed_avg,
                 algorithms.build_single,
                 algorithms.build_fbn,

@@ -65,11 +65,11 @@ def _assert_close(found, expected, rtol=1e-5, atol=2e-6):
 @pytest.mark.parametrize(
     'name',
     [
-        *('build_fed_avg', 'build_fbn', 'build_scaffold'),
+        *('build_fed_avg', 'build_fbn'),
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in (
-                *('build_silo_bn', 'build_hbn'),
+                *('build_silo_bn', 'build_hbn', 'build_scaffold'),
                 *('build_fed_nova', 'build_fed_dyn'),
             )
         ),
@@ -148,6 +148,7 @@ def test_phases_of_fedtan_keep_the_states_of_its_exchanges(toy, name, phases):
   assert output.state.aggregator['round_num'] == 2
 
 
+@pytest.mark.slow
 def test_noise_changes_the_model_and_repeats(toy_images):
   datasets = _datasets(toy_images)
 

@@ -113,7 +113,7 @@ _BUILDERS = {
     ('name', 'local_steps'),
     [
         ('fed_avg', 3),
-        ('fedtan_fused', 1),
+        pytest.param('fedtan_fused', 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_client_whose_pixels_are_not_scaled_stands_out(name, local_steps):

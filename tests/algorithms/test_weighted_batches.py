@@ -255,7 +255,7 @@ class TestWeightsOfClients:
       [
           ('num_examples', _SIZES),
           ('sample_weights', _SUMS),
-          ('uniform', (1, 1)),
+          pytest.param('uniform', (1, 1), marks=pytest.mark.slow),
       ],
   )
   def test_mean_of_the_clients(self, weighting, weights):

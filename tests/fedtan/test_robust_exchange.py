@@ -177,7 +177,7 @@ _ATTACKS = [
 @pytest.mark.parametrize(
     'name',
     [
-        n if n in ('foe', 'alie') else pytest.param(n, marks=pytest.mark.slow)
+        n if n == 'alie' else pytest.param(n, marks=pytest.mark.slow)
         for n in _ATTACKS
     ],
 )

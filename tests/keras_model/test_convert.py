@@ -384,7 +384,12 @@ def _converted_classes(model):
 @pytest.mark.parametrize(
     ('kind', 'to'),
     [
-        *((kind, 'federated') for kind in convertible_models.HOLDERS),
+        *(
+            pytest.param(kind, 'federated', marks=pytest.mark.slow)
+            if kind == 'containers'
+            else (kind, 'federated')
+            for kind in convertible_models.HOLDERS
+        ),
         ('wrapper', 'hybrid'),
         ('argument with its own', 'batch_renorm'),
     ],

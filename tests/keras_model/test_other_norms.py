@@ -173,7 +173,9 @@ def test_frozen_layers_are_constants_of_the_federated_model():
   assert not any(v.is_statistic or v.trainable for v in constants)
 
 
-@pytest.mark.parametrize('to', ['group', 'layer'])
+@pytest.mark.parametrize(
+    'to', ['group', pytest.param('layer', marks=pytest.mark.slow)]
+)
 def test_other_norms_have_no_state(to):
   model = _convert(convertible_models.nested(), to)
   assert not model.non_trainable_weights
@@ -319,11 +321,11 @@ def test_of_other_classes_only_batch_normalization_is_replaced(to):
 @pytest.mark.parametrize(
     ('kind', 'to'),
     [
-        ('containers', 'group'),
         ('containers', 'frozen'),
         ('argument with its own', 'layer'),
         ('wrapper', 'group'),
         ('model', 'frozen'),
+        pytest.param('containers', 'group', marks=pytest.mark.slow),
         pytest.param('model', 'group', marks=pytest.mark.slow),
         pytest.param('wrapper', 'frozen', marks=pytest.mark.slow),
         pytest.param('recurrent', 'layer', marks=pytest.mark.slow),

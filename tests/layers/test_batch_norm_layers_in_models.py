@@ -36,7 +36,10 @@ def _compile(model, **options):
 
 @pytest.mark.parametrize(
     'options',
-    [dict(), dict(jit_compile=True)],
+    [
+        dict(),
+        pytest.param(dict(jit_compile=True), marks=pytest.mark.slow),
+    ],
     ids=['graph', 'compiled'],
 )
 def test_fit(options):

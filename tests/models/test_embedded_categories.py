@@ -96,7 +96,13 @@ def test_is_a_model_of_one_hot_features(model):
 
 @pytest.mark.parametrize(
     'name',
-    ['fedtan', 'fed_avg', pytest.param('fed_bn', marks=pytest.mark.slow)],
+    [
+        'fed_avg',
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ('fedtan', 'fed_bn')
+        ),
+    ],
 )
 @pytest.mark.usefixtures('in_process_runtime')
 def test_training(name):

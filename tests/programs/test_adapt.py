@@ -76,7 +76,11 @@ def _model(out, client='paris'):
             ['--adapt=statistics', '--balance_classes'],
             'adapted: statistics, balanced classes',
         ),
-        (['--adapt=batch_norm', '--adapt_epochs=2'], 'adapted: batch_norm'),
+        pytest.param(
+            ['--adapt=batch_norm', '--adapt_epochs=2'],
+            'adapted: batch_norm',
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_saved_model_has_the_printed_accuracy(

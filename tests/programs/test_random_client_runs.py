@@ -24,7 +24,10 @@ _FLAGS = (
 )
 
 
-@pytest.fixture(scope='module', params=['fedbn', 'fedavg'])
+@pytest.fixture(
+    scope='module',
+    params=['fedbn', pytest.param('fedavg', marks=pytest.mark.slow)],
+)
 def run(request, tmp_path_factory):
   folder = tmp_path_factory.mktemp('random_client') / request.param
   more = []

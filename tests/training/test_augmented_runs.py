@@ -14,8 +14,14 @@ from tff_bn.training import saved_models
 
 
 @pytest.fixture(
-    params=[('standardized', 'flip_rotate'), ('random_client', 'none')],
-    ids=lambda param: param[0],
+    params=[
+        pytest.param(('standardized', 'flip_rotate'), id='standardized'),
+        pytest.param(
+            ('random_client', 'none'),
+            id='random_client',
+            marks=pytest.mark.slow,
+        ),
+    ],
 )
 def data(request):
   scaling, augmentation = request.param

@@ -302,7 +302,13 @@ class TestEvaluator:
         result['loss'], np.average(losses, weights=[3, 1]), rtol=1e-5
     )
 
-  @pytest.mark.parametrize('are_shared', [False, True], ids=['own', 'shared'])
+  @pytest.mark.parametrize(
+      'are_shared',
+      [
+          pytest.param(False, id='own', marks=pytest.mark.slow),
+          pytest.param(True, id='shared'),
+      ],
+  )
   def test_several_models_in_one_call_change_no_bit(
       self, are_shared, monkeypatch
   ):

@@ -96,7 +96,10 @@ def _sizes(run_dir, pattern):
   return [path.stat().st_size for path in run_dir.rglob(pattern)]
 
 
-@pytest.mark.parametrize('name', ['build_fed_avg', 'build_fed_bn'])
+@pytest.mark.parametrize(
+    'name',
+    ['build_fed_avg', pytest.param('build_fed_bn', marks=pytest.mark.slow)],
+)
 def test_the_runs_files_have_them_only_in_the_final_model(
     name, data, train, tmp_path
 ):

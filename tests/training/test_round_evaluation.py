@@ -154,7 +154,11 @@ def test_hbn_is_evaluated_with_statistics_of_all_training_data(tmp_path):
 
 @pytest.mark.usefixtures('in_process_runtime')
 @pytest.mark.parametrize(
-    'build', [algorithms.build_fed_avg, algorithms.build_fed_bn]
+    'build',
+    [
+        algorithms.build_fed_avg,
+        pytest.param(algorithms.build_fed_bn, marks=pytest.mark.slow),
+    ],
 )
 def test_the_loss_on_training_data_is_that_of_keras(build, tmp_path):
   """Clients of different sizes, of which each counts alike."""

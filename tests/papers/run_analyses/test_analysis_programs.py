@@ -200,6 +200,7 @@ def test_several_runs_share_a_folder_for_results(
   capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_seeds_of_a_comparison_have_its_name(comparison, tmp_path):
   copy = _write_comparison(tmp_path / 'cmp', 'fedavg', '0,1')
   shutil.rmtree(copy / 'runs')
@@ -284,7 +285,7 @@ def test_runs_of_another_task(regression, name, words, capsys):
 @pytest.mark.parametrize(
     'arguments',
     [
-        ['kept_share', '--repeats=1'],
+        pytest.param(['kept_share', '--repeats=1'], marks=pytest.mark.slow),
         ['permutation', '--num_examples=4'],
         ['matching', '--num_examples=4'],
     ],

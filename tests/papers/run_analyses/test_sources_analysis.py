@@ -61,6 +61,7 @@ def test_a_comparison(comparison, tmp_path):
       assert text == f'{np.mean(seeds):.1f} ± {np.std(seeds, ddof=1):.1f}'
 
 
+@pytest.mark.slow
 def test_too_many_models(fedbn, monkeypatch, tmp_path, capsys):
   monkeypatch.setattr(measures, 'MAX_TABLE_CLIENTS', 3)
   arguments = ['sources', f'--run={fedbn}', f'--output_dir={tmp_path}']

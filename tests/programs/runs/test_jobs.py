@@ -331,7 +331,9 @@ def test_later_collections_leave_out_the_modules(monkeypatch, tmp_path):
             '--batch_norm_momentum=0.9 leaves 53 % .*',
         ),
         # Its evaluation computes the statistics again.
-        (['--algorithms=hbn', '--rounds=1'], None),
+        pytest.param(
+            ['--algorithms=hbn', '--rounds=1'], None, marks=pytest.mark.slow
+        ),
         (
             ['--algorithms=fedavg', '--rounds=1', '--normalization=group5'],
             None,

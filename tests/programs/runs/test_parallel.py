@@ -137,7 +137,9 @@ with folder_lock.hold({str(task.folder)!r}, shared=True): pass
     subprocess.run([sys.executable, '-c', code], check=True)
 
 
-@pytest.mark.parametrize('num_jobs', [1, 3])
+@pytest.mark.parametrize(
+    'num_jobs', [pytest.param(1, marks=pytest.mark.slow), 3]
+)
 def test_number_of_processes_at_a_time(fake, tmp_path, num_jobs):
   script = f"""
       log = open({str(tmp_path / 'log')!r}, 'a')

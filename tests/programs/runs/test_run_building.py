@@ -260,8 +260,8 @@ _MOMENTUMS = {f'momentum_{role}' for role in ('kernel', 'scale', 'shift')}
     ('name', 'local'),
     [
         ('fedbn', {'scale', 'shift', 'moving_mean', 'moving_variance'}),
-        ('hbn+fedprox', {'mixing'}),
-        ('scaffold', _CONTROL_VARIATES),
+        pytest.param('hbn+fedprox', {'mixing'}, marks=pytest.mark.slow),
+        pytest.param('scaffold', _CONTROL_VARIATES, marks=pytest.mark.slow),
         ('fednova', None),
         (
             'feddyn',

@@ -140,7 +140,9 @@ def test_files_of_a_run(run):
   assert '&lt;b&gt; → a,b' in page and '<b>' not in page
 
 
-@pytest.mark.parametrize('are_at_once', [False, True])
+@pytest.mark.parametrize(
+    'are_at_once', [pytest.param(False, marks=pytest.mark.slow), True]
+)
 def test_evaluation_of_other_data(
     run, are_at_once, tmp_path, capsys, monkeypatch
 ):
