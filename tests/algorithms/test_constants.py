@@ -117,7 +117,7 @@ _WITHOUT_AGGREGATOR = (
     # These take weighted means only.
     *('build_fed_nova', 'build_fed_dyn'),
 )
-# Their clients' computations differ most.
+# Its clients have the most computations.
 _QUICK = ('build_fedtan',)
 
 

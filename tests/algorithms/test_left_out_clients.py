@@ -134,7 +134,7 @@ def _check(name, *arguments):
     _assert_close(_values(found, model), _values(expected, model), kind)
 
 
-# The others train their clients as one of these does.
+# The others take longer, or train their clients as one of these does.
 _QUICK = ('fed_avg', 'fed_bn', 'fbn')
 
 
