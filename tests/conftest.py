@@ -109,6 +109,8 @@ def pytest_collection_finish():
 
 def pytest_sessionfinish():
   """Ends workers of TFF's default context, as at the exit of a program."""
+  # pytest collects garbage twice at its end, which takes seconds.
+  gc.freeze()
   # pytest's own workers end without Python's exit handlers.
   native = sys.modules.get('tff_bn.runtime.native')
   if native is not None:

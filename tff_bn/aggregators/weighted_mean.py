@@ -1,13 +1,13 @@
 """The weighted mean of the clients' values, without intermediate overflow."""
 
 import collections
-import functools
 from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.common import checks
+from tff_bn.common import numerics
 
 # The weighted mean of a set of clients, and the sum of their weights.
 Total = collections.OrderedDict[str, Any]
@@ -124,17 +124,35 @@ def _combine(a: Total, b: Total) -> Total:
   """Combines two weighted means."""
   weight = a['weight'] + b['weight']
   share = tf.math.divide_no_nan(b['weight'], weight)
-  has_weight = b['weight'] > 0
 
+  pairs = list(
+      zip(tf.nest.flatten(a['mean']), tf.nest.flatten(b['mean']), strict=True)
+  )
   # A deep model has hundreds of values, nearly always of one dtype.
-  @functools.cache
-  def shares(dtype):
-    return tf.cast(1 - share, dtype), tf.cast(share, dtype)
+  shares = {
+      dtype: (tf.cast(1 - share, dtype), tf.cast(share, dtype))
+      for dtype in dict.fromkeys(mean.dtype for mean, _ in pairs)
+  }
 
-  def move(mean, value):
-    kept, added = shares(mean.dtype)
-    return tf.where(has_weight, kept * mean + added * value, mean)
+  def firsts(pairs):
+    return [mean for mean, _ in pairs]
 
+  def seconds(pairs):
+    return [value for _, value in pairs]
+
+  def moved(pairs):
+    means = []
+    for mean, value in pairs:
+      kept, added = shares[mean.dtype]
+      means.append(kept * mean + added * value)
+    return means
+
+  means = numerics.choose(
+      b['weight'] > 0,
+      lambda pairs: numerics.choose(a['weight'] > 0, moved, seconds, pairs),
+      firsts,
+      pairs,
+  )
   return collections.OrderedDict(
-      weight=weight, mean=tf.nest.map_structure(move, a['mean'], b['mean'])
+      weight=weight, mean=tf.nest.pack_sequence_as(a['mean'], means)
   )

@@ -409,7 +409,9 @@ class ClientWork:
     update.update(numerics.where_or_zero(trained, sent))
     new_client_state = self._weights.local(after)
     for name, value in kept.items():
-      new_client_state[name] = tf.where(trained, value, client_state[name])
+      new_client_state[name] = numerics.where(
+          trained, value, client_state[name]
+      )
     return collections.OrderedDict(
         update=update,
         update_weight=weight,

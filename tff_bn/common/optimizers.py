@@ -104,7 +104,7 @@ def hyperparameter_dtype(
     return optimizer.next(state, weights, weights)
 
   try:
-    tf.function(step).get_concrete_function(specs)
+    tf.function(step, autograph=False).get_concrete_function(specs)
   except TypeError:
     return tf.float32
   return dtype

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.common import numerics
 from tff_bn.common import spelling
 from tff_bn.keras_model import partition as partition_lib
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -193,9 +194,14 @@ class SharedWeights:
 
     The values are in the order of `model.variables`. Constants come from `old`.
     """
+    chosen = iter(
+        numerics.where(
+            condition, self.without_constants(new), self.without_constants(old)
+        )
+    )
     return [
-        before if p in self._constants else tf.where(condition, after, before)
-        for p, (after, before) in enumerate(zip(new, old, strict=True))
+        before if p in self._constants else next(chosen)
+        for p, before in enumerate(old)
     ]
 
   def without_constants(self, values: Sequence[Any]) -> list[Any]:
