@@ -147,6 +147,7 @@ def _combine(a: Total, b: Total) -> Total:
       means.append(kept * mean + added * value)
     return means
 
+  # What only one of them has is taken as it is.
   means = numerics.choose(
       b['weight'] > 0,
       lambda pairs: numerics.choose(a['weight'] > 0, moved, seconds, pairs),

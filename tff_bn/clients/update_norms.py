@@ -56,6 +56,7 @@ def norms(
 
 
 def _norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+  # Other than the sum of squares, this needs no memory for the squares.
   squares = [2 * tf.nn.l2_loss(t) for t in tensors]
   zero = tf.zeros([], tf.float32)
   return tf.sqrt(tf.add_n([zero, *(tf.cast(s, tf.float32) for s in squares)]))
