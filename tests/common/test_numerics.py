@@ -78,7 +78,7 @@ def test_order_of_items_is_kept(size):
 
 
 def test_large_tensors_are_not_copied():
-  """Neither are those computed that the condition does not select."""
+  """And only those are computed that the condition selects."""
   calls = []
 
   def compute(name, x):
@@ -97,10 +97,10 @@ def test_large_tensors_are_not_copied():
   x = tf.ones([300, 300])
   (found,) = chosen(tf.constant(True), x)
   assert calls == ['true']
-  assert np.shares_memory(*(np.from_dlpack(_shared(t)) for t in (found, x)))
+  assert np.shares_memory(*(np.from_dlpack(_Shared(t)) for t in (found, x)))
 
 
-class _shared:
+class _Shared:
   """A tensor with NumPy's interface of shared memory."""
 
   def __init__(self, tensor):

@@ -124,36 +124,25 @@ def _combine(a: Total, b: Total) -> Total:
   """Combines two weighted means."""
   weight = a['weight'] + b['weight']
   share = tf.math.divide_no_nan(b['weight'], weight)
-
-  pairs = list(
-      zip(tf.nest.flatten(a['mean']), tf.nest.flatten(b['mean']), strict=True)
-  )
   # A deep model has hundreds of values, nearly always of one dtype.
   shares = {
       dtype: (tf.cast(1 - share, dtype), tf.cast(share, dtype))
-      for dtype in dict.fromkeys(mean.dtype for mean, _ in pairs)
+      for dtype in dict.fromkeys(m.dtype for m in tf.nest.flatten(a['mean']))
   }
 
-  def firsts(pairs):
-    return [mean for mean, _ in pairs]
+  def moved(means, values):
+    return [
+        shares[mean.dtype][0] * mean + shares[mean.dtype][1] * value
+        for mean, value in zip(means, values, strict=True)
+    ]
 
-  def seconds(pairs):
-    return [value for _, value in pairs]
+  def added(means, values):
+    # A mean without weight is not needed.
+    return numerics.choose(
+        a['weight'] > 0, moved, lambda _, values: values, means, values
+    )
 
-  def moved(pairs):
-    means = []
-    for mean, value in pairs:
-      kept, added = shares[mean.dtype]
-      means.append(kept * mean + added * value)
-    return means
-
-  # What only one of them has is taken as it is.
-  means = numerics.choose(
-      b['weight'] > 0,
-      lambda pairs: numerics.choose(a['weight'] > 0, moved, seconds, pairs),
-      firsts,
-      pairs,
+  mean = numerics.choose(
+      b['weight'] > 0, added, lambda means, _: means, a['mean'], b['mean']
   )
-  return collections.OrderedDict(
-      weight=weight, mean=tf.nest.pack_sequence_as(a['mean'], means)
-  )
+  return collections.OrderedDict(weight=weight, mean=mean)

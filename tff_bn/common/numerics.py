@@ -1,11 +1,11 @@
 """Functions of nested structures of tensors."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
-_T = TypeVar('_T')
+_OfTensors = Callable[..., list[tf.Tensor]]
 
 
 def all_finite(tensors: Any) -> tf.Tensor:
@@ -43,49 +43,58 @@ def clip_by_global_norm(tensors: Any, clip_norm: float) -> Any:
 
 def choose(
     condition: tf.Tensor,
-    true_fn: Callable[[Sequence[_T]], Sequence[tf.Tensor]],
-    false_fn: Callable[[Sequence[_T]], Sequence[tf.Tensor]],
-    items: Sequence[_T],
-) -> list[tf.Tensor]:
-  """Maps items to tensors by one of two functions.
+    true_fn: _OfTensors,
+    false_fn: _OfTensors,
+    *structures: Any,
+) -> Any:
+  """Maps nested structures to one structure, by one of two functions.
 
   Large tensors are computed by one function only and are not copied, other than
   with `tf.where`. For small ones, that is faster than a branch of the graph.
 
   Args:
     condition: A bool scalar, which selects `true_fn` if it is true.
-    true_fn: Computes a tensor for each item of a list. It is called with some
-      of the items, also inside a branch of the graph.
+    true_fn: Takes a list of tensors from each structure, and returns a list of
+      results. It is called with some of the tensors, also inside a branch of
+      the graph.
     false_fn: Like `true_fn`, with the same shapes and dtypes.
-    items: Tensors, or tuples that start with a tensor. The shapes of these
-      tensors tell how large the results are.
+    *structures: At least one nested structure of tensors; all have the same
+      form. The shapes in the first one tell how large the results are.
 
   Returns:
-    The tensors. NaN and infinity of the other function are ignored.
+    A structure of the same form. NaN and infinity of the other function are
+    ignored.
   """
-  is_large = [_is_large(item) for item in items]
+  first, *others = structures
+  for other in others:
+    tf.nest.assert_same_structure(first, other)
+  flat = [tf.nest.flatten(structure) for structure in structures]
+  is_large = [_is_large(tensor) for tensor in flat[0]]
   small, large = (
-      [item for item, found in zip(items, is_large) if found is wanted]
+      [[t for t, found in zip(f, is_large) if found is wanted] for f in flat]
       for wanted in (False, True)
   )
   small_values = iter(
       [
           tf.where(condition, x, y)
-          for x, y in zip(true_fn(small), false_fn(small), strict=True)
+          for x, y in zip(true_fn(*small), false_fn(*small), strict=True)
       ]
   )
   large_values = iter(
-      tf.cond(condition, lambda: true_fn(large), lambda: false_fn(large))
-      if large
+      tf.cond(condition, lambda: true_fn(*large), lambda: false_fn(*large))
+      if any(is_large)
       else ()
   )
-  return [next(large_values if found else small_values) for found in is_large]
+  return tf.nest.pack_sequence_as(
+      first,
+      [next(large_values if found else small_values) for found in is_large],
+  )
 
 
-def _is_large(item: Any) -> bool:
+def _is_large(tensor: Any) -> bool:
   """Whether copying it takes longer than a branch of the graph."""
-  tensor = tf.convert_to_tensor(item[0] if isinstance(item, tuple) else item)
-  return (tensor.shape.num_elements() or 0) >= 2**16
+  size = tf.convert_to_tensor(tensor).shape.num_elements()
+  return size is not None and size >= 2**16
 
 
 def where(condition: tf.Tensor, a: Any, b: Any) -> Any:
@@ -98,14 +107,7 @@ def where(condition: tf.Tensor, a: Any, b: Any) -> Any:
     a: A nested structure of tensors.
     b: A structure of the same form, shapes and dtypes.
   """
-  tf.nest.assert_same_structure(a, b)
-  chosen = choose(
-      condition,
-      lambda pairs: [x for x, _ in pairs],
-      lambda pairs: [y for _, y in pairs],
-      list(zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True)),
-  )
-  return tf.nest.pack_sequence_as(a, chosen)
+  return choose(condition, lambda x, _: x, lambda _, y: y, a, b)
 
 
 def where_or_zero(condition: tf.Tensor, values: Any) -> Any:
@@ -115,10 +117,9 @@ def where_or_zero(condition: tf.Tensor, values: Any) -> Any:
     condition: A bool scalar.
     values: A nested structure of tensors.
   """
-  chosen = choose(
+  return choose(
       condition,
       list,
       lambda tensors: [tf.zeros_like(tensor) for tensor in tensors],
-      tf.nest.flatten(values),
+      values,
   )
-  return tf.nest.pack_sequence_as(values, chosen)
