@@ -21,6 +21,7 @@ import tensorflow_federated as tff
 
 from tff_bn.aggregators import model_update
 from tff_bn.aggregators import moments_factories
+from tff_bn.common import numerics
 
 
 class RoundSums(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
@@ -218,10 +219,10 @@ class SummedUpdate:
       sums['weight'] = tf.where(takes_part, weight, tf.zeros_like(weight))
     others = _others(update)
     if others:
-      sums['update'] = tf.nest.map_structure(
-          lambda v: tf.where(
-              takes_part, tf.cast(weight, v.dtype) * v, tf.zeros_like(v)
-          ),
+      sums['update'] = numerics.choose(
+          takes_part,
+          lambda values: [tf.cast(weight, v.dtype) * v for v in values],
+          lambda values: [tf.zeros_like(v) for v in values],
           others,
       )
     if self._moments is not None:

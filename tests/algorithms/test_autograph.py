@@ -1,0 +1,57 @@
+"""Tests that AutoGraph converts no function of this package.
+
+A conversion parses the function's source code, in every process anew.
+"""
+
+import pathlib
+
+import client_rounds
+import pytest
+import tensorflow as tf
+
+# TensorFlow has no public name for the functions that it has converted.
+from tensorflow.python.autograph.impl import api
+import toy_problem
+
+from tff_bn.training import evaluation
+
+_ROOT = pathlib.Path(__file__).parents[2]
+
+
+def _converted_functions():
+  """Returns the project's functions that were converted, as FILE:NAME."""
+  return {
+      f'{pathlib.Path(code.co_filename).relative_to(_ROOT)}:{code.co_name}'
+      for code in api._TRANSPILER._cache._cache
+      if _ROOT in pathlib.Path(code.co_filename).parents
+      and '.venv' not in code.co_filename
+  }
+
+
+def test_conversions_are_found():
+  def identity(x):
+    return x
+
+  tf.autograph.to_graph(identity)
+  assert 'tests/algorithms/test_autograph.py:identity' in _converted_functions()
+
+
+@pytest.mark.parametrize(
+    'builder_name',
+    [
+        'build_fed_avg',
+        pytest.param('build_fbn', marks=pytest.mark.slow),
+        pytest.param('build_hbn', marks=pytest.mark.slow),
+        pytest.param('build_fedtan', marks=pytest.mark.slow),
+    ],
+)
+def test_own_functions_are_not_converted(builder_name):
+  problem = toy_problem.Toy()
+  data = client_rounds.datasets(problem, [8, 8])
+  model, process = client_rounds.toy_process(builder_name)
+  client_rounds.Training(process, 2).next_round(data)
+  weights = process.get_model_weights(process.initialize())
+  evaluation.Evaluator(model).evaluate(weights, data[0])
+  assert not [
+      name for name in _converted_functions() if not name.startswith('tests/')
+  ]
