@@ -29,6 +29,7 @@ from tff_bn.programs.flags import run_flags
 from tff_bn.programs.flags import runtime_flags
 from tff_bn.programs.runs import finished_run
 from tff_bn.training import folder_lock
+from tff_bn.training import termination
 
 END = 'end\n'
 # A character that no run prints.
@@ -112,6 +113,9 @@ def main(flags: command_line.ParsedFlags) -> None:
       with folder_lock.inherit(folder, order.lock):
         has_model = jobs.train_next(builder, settings, folder, metrics_hook)
       mark_end(HAS_MODEL if has_model else NO_MODEL)
+      # Python may have ignored the exception of a signal, and the parent
+      # process waits for the end of this one.
+      termination.check()
 
 
 PROGRAM = command_line.Program(

@@ -1,5 +1,6 @@
 """Tests that run sweeps: what they write, and that they go on."""
 
+import contextlib
 import html
 import io
 import os
@@ -22,6 +23,7 @@ from tff_bn.programs.runs import jobs
 from tff_bn.programs.runs import run_folder
 from tff_bn.programs.runs import run_process
 from tff_bn.programs.runs import run_timing
+from tff_bn.training import termination
 
 _SMALL = (
     '--model=mlp3',
@@ -251,15 +253,20 @@ def test_ctrl_c_ends_all_processes(tmp_path):
   assert max(rounds) % 10
 
 
+def _order(folder, *arguments):
+  """Returns the order of a run, and the descriptor of its folder."""
+  flags = command_line.parse(train.define_flags, [*_SMALL, *arguments])
+  texts = settings.resolve(flags, 'fedavg', 0).to_flags()
+  run_folder.begin(folder, 'x', texts, overwrite=False)
+  descriptor = os.open(folder, os.O_RDONLY)
+  return run_process.Order(str(folder), descriptor).line(), descriptor
+
+
 def test_process_of_a_run_without_a_usable_model(tmp_path, monkeypatch, capfd):
   """Runs the program of a child process in this process."""
   arguments = ['--rounds=1', '--local_steps=1', '--client_learning_rate=1e23']
-  flags = command_line.parse(train.define_flags, [*_SMALL, *arguments])
-  texts = settings.resolve(flags, 'fedavg', 0).to_flags()
-  run_folder.begin(tmp_path, 'x', texts, overwrite=False)
-  descriptor = os.open(tmp_path, os.O_RDONLY)
-  orders = run_process.Order(str(tmp_path), descriptor).line() + run_process.END
-  monkeypatch.setattr(sys, 'stdin', io.StringIO(orders))
+  order, descriptor = _order(tmp_path, *arguments)
+  monkeypatch.setattr(sys, 'stdin', io.StringIO(order + run_process.END))
   assert run_process.run([]) == 0
   out, err = capfd.readouterr()
   assert 'The final model is not finite' in err
@@ -267,3 +274,20 @@ def test_process_of_a_run_without_a_usable_model(tmp_path, monkeypatch, capfd):
     assert text.endswith(f'{run_process.MARK}{run_process.NO_MODEL}')
   with pytest.raises(OSError, match='Bad file descriptor'):
     os.fstat(descriptor)
+
+
+def test_process_ends_after_a_run_that_lost_a_signal(tmp_path, monkeypatch):
+  """Otherwise it would wait for an order, and its parent for its end."""
+  order, _ = _order(tmp_path, '--rounds=1')
+  monkeypatch.setattr(sys, 'stdin', io.StringIO(2 * order + run_process.END))
+  trained = []
+
+  def train_next(*arguments):
+    trained.append(arguments)
+    with contextlib.suppress(termination.Terminated):
+      signal.raise_signal(signal.SIGTERM)
+    return True
+
+  monkeypatch.setattr(jobs, 'train_next', train_next)
+  assert run_process.run([]) == command_line.TERMINATED
+  assert len(trained) == 1

@@ -103,6 +103,36 @@ def test_an_error_is_not_replaced():
     _run(program)
 
 
+def _raise_other_error():
+  """Ends as TensorFlow's C++ code that calls a Python function at a signal."""
+  try:
+    signal.raise_signal(signal.SIGTERM)
+  except termination.Terminated:
+    raise RuntimeError from None
+
+
+def test_an_error_that_a_signal_became_is_replaced():
+  with pytest.raises(termination.Terminated):
+    _run(_raise_other_error)
+
+
+def test_an_allowed_block_raises_what_a_signal_raises():
+  done = []
+
+  @termination.deferred()
+  def program():
+    try:
+      with termination.allowed():
+        _raise_other_error()
+    except termination.Terminated:
+      done.append('deferred')
+      raise
+
+  with pytest.raises(termination.Terminated):
+    _run(program)
+  assert done == ['deferred']
+
+
 @pytest.fixture
 def ignored(monkeypatch):
   """The types of the exceptions that Python prints because it ignores them."""

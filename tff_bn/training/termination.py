@@ -20,6 +20,7 @@ class Terminated(KeyboardInterrupt):
 class _State:
   num_deferring = 0
   requested: Optional[type[KeyboardInterrupt]] = None
+  was_raised = False
 
 
 @contextlib.contextmanager
@@ -39,9 +40,25 @@ def allowed() -> Iterator[None]:
   num_deferring, _State.num_deferring = _State.num_deferring, 0
   try:
     check()
-    yield
+    with _raised_again():
+      yield
   finally:
     _State.num_deferring = num_deferring
+
+
+@contextlib.contextmanager
+def _raised_again() -> Iterator[None]:
+  """Raises the exception of a signal in place of an error that it became.
+
+  Where TensorFlow's C++ code calls a Python function, it turns each exception
+  into an error of its own.
+  """
+  try:
+    yield
+  except Exception:
+    if _State.was_raised:
+      check()
+    raise
 
 
 def check() -> None:
@@ -54,6 +71,7 @@ def check() -> None:
   # The request is not cleared: Python ignores exceptions inside of a weak
   # reference's callback or `__del__`, and then the next check raises again.
   if _State.requested is not None and not _State.num_deferring:
+    _State.was_raised = True
     raise _State.requested
 
 
@@ -85,10 +103,12 @@ def on_signals() -> Iterator[None]:
       for number in (signal.SIGINT, signal.SIGTERM)
   }
   try:
-    yield
+    with _raised_again():
+      yield
   finally:
     for number, handler in previous.items():
       signal.signal(number, handler)
     sys.unraisablehook = previous_hook
     _State.requested = None
+    _State.was_raised = False
     _State.num_deferring = 0
