@@ -113,8 +113,8 @@ def main(flags: command_line.ParsedFlags) -> None:
       with folder_lock.inherit(folder, order.lock):
         has_model = jobs.train_next(builder, settings, folder, metrics_hook)
       mark_end(HAS_MODEL if has_model else NO_MODEL)
-      # Python may have ignored the exception of a signal, and the parent
-      # process waits for the end of this one.
+      # The exception of a signal can be lost during a run. The parent process
+      # waits for this one to end, and sends no further order.
       termination.check()
 
 

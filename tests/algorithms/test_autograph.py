@@ -1,6 +1,6 @@
 """Tests that AutoGraph converts no function of this package.
 
-A conversion parses the function's source code, in every process anew.
+Each process that converts a function parses its source code, which takes time.
 """
 
 import pathlib

@@ -104,7 +104,7 @@ def test_an_error_is_not_replaced():
 
 
 def _raise_other_error():
-  """Ends as TensorFlow's C++ code that calls a Python function at a signal."""
+  """Replaces a signal's exception, as TensorFlow's C++ code does."""
   try:
     signal.raise_signal(signal.SIGTERM)
   except termination.Terminated:

@@ -219,11 +219,9 @@ class SummedUpdate:
       sums['weight'] = tf.where(takes_part, weight, tf.zeros_like(weight))
     others = _others(update)
     if others:
-      sums['update'] = numerics.choose(
+      sums['update'] = numerics.where_or_zero(
           takes_part,
-          lambda values: [tf.cast(weight, v.dtype) * v for v in values],
-          lambda values: [tf.zeros_like(v) for v in values],
-          others,
+          tf.nest.map_structure(lambda v: tf.cast(weight, v.dtype) * v, others),
       )
     if self._moments is not None:
       sums['statistics'] = self._moments.to_sums(

@@ -48,10 +48,9 @@ def allowed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _raised_again() -> Iterator[None]:
-  """Raises the exception of a signal in place of an error that it became.
+  """Raises a signal's exception if other code has replaced it by an error.
 
-  Where TensorFlow's C++ code calls a Python function, it turns each exception
-  into an error of its own.
+  TensorFlow's C++ code does that where it calls a Python function.
   """
   try:
     yield
@@ -68,8 +67,9 @@ def check() -> None:
     KeyboardInterrupt: After Ctrl-C.
     Terminated: After SIGTERM.
   """
-  # The request is not cleared: Python ignores exceptions inside of a weak
-  # reference's callback or `__del__`, and then the next check raises again.
+  # The request is not cleared, so that the next check raises again: Python
+  # ignores exceptions inside of a weak reference's callback or `__del__`, and a
+  # library's bare `except:` does, too.
   if _State.requested is not None and not _State.num_deferring:
     _State.was_raised = True
     raise _State.requested
