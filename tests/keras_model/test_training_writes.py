@@ -199,3 +199,93 @@ def test_a_model_without_candidates_is_not_traced(monkeypatch):
       loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(),
   )
   assert not model.constants
+
+
+_ARGUMENTS = {
+    'Activation': ['relu'],
+    'AveragePooling2D': [2],
+    'Conv1D': [3, 2],
+    'Conv2D': [3, 2],
+    'Dense': [3],
+    'DepthwiseConv2D': [2],
+    'Dropout': [0.5],
+    'Embedding': [9, 3],
+    'GroupNormalization': [2],
+    'Rescaling': [2.0],
+    'Reshape': [(-1,)],
+    'SeparableConv2D': [3, 2],
+}
+
+
+def _model_with(layer):
+  """Returns a model with a layer of the given class, if it is not an input."""
+  shape = (6,) if layer is _LAYERS.Embedding else (6, 4)
+  inputs = keras.Input((6, *shape) if '2D' in layer.__name__ else shape)
+  if layer is _LAYERS.InputLayer:
+    return keras.Model(inputs, inputs)
+  instance = layer(*_ARGUMENTS.get(layer.__name__, []))
+  merges = layer in (_LAYERS.Add, _LAYERS.Concatenate, _LAYERS.Multiply)
+  return keras.Model(inputs, instance([inputs, inputs] if merges else inputs))
+
+
+@pytest.mark.parametrize(
+    'layer',
+    sorted(training_writes.READING_LAYERS, key=lambda layer: layer.__name__),
+)
+def test_known_layers_assign_only_statistics(layer):
+  model = _model_with(layer)
+  spec = tf.TensorSpec((None, *model.input_shape[1:]))
+  assert training_writes.assigns_only_statistics(model)
+  assigned = training_writes.assigned_positions(model, spec)
+  assert set(_names(model, assigned)) <= {'moving_mean', 'moving_variance'}
+  model.trainable = False
+  assert not training_writes.assigned_positions(model, spec)
+
+
+def _frozen_backbone():
+  backbone = keras.Sequential(
+      [
+          keras.Input((8, 8, 3)),
+          _LAYERS.Conv2D(4, 3),
+          _LAYERS.BatchNormalization(),
+          _LAYERS.ReLU(),
+          _LAYERS.GlobalAveragePooling2D(),
+      ]
+  )
+  inputs = keras.Input((8, 8, 3))
+  return keras.Model(inputs, _LAYERS.Dense(2)(_frozen(backbone)(inputs)))
+
+
+def test_a_frozen_backbone_is_not_traced(monkeypatch):
+  monkeypatch.setattr(training_writes, 'assigned_positions', None)
+  model = BatchNormModel(
+      _frozen_backbone,
+      (tf.TensorSpec((None, 8, 8, 3)), tf.TensorSpec((None,), tf.int32)),
+      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(),
+  )
+  assert len(model.constants) == 6
+
+
+class _MyDense(keras.layers.Dense):
+  """Could assign its weights."""
+
+
+def _float8():
+  dense = _LAYERS.Dense(3)
+  model = _of(dense, _LAYERS.Dense(2))()
+  dense.quantize('float8')
+  return model
+
+
+@pytest.mark.parametrize(
+    'build',
+    [
+        _Subclassed,
+        _of(_MyDense(3)),
+        _of(_LAYERS.SpectralNormalization(_LAYERS.Dense(3))),
+        _float8,
+    ],
+    ids=['subclassed', 'own_layer', 'wrapper', 'float8'],
+)
+def test_other_layers_may_assign_more(build):
+  assert not training_writes.assigns_only_statistics(build())

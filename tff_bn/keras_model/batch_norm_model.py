@@ -390,7 +390,9 @@ class BatchNormModel:
             or info.role is Role.PERSONAL_PHASE
         )
     )
-    if not candidates:
+    if not candidates or training_writes.assigns_only_statistics(
+        self.keras_model
+    ):
       return candidates
     return candidates - training_writes.assigned_positions(
         self.keras_model, self._specs.x

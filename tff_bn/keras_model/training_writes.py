@@ -10,9 +10,65 @@ import tensorflow as tf
 # operations of a graph. It knows the writes in loops, conditions and functions.
 from tensorflow.python.framework import auto_control_deps_utils
 
+from tff_bn.keras_model import keras_copy
+from tff_bn.layers import discovery
+
 _read_only_inputs = (
     auto_control_deps_utils.get_read_only_resource_input_indices_graph
 )
+
+# Layers whose calls assign nothing but moving statistics and the states of
+# random generators. Their subclasses may differ.
+READING_LAYERS = frozenset(
+    getattr(keras.layers, name)
+    for name in (
+        # With weights.
+        'BatchNormalization',
+        'Conv1D',
+        'Conv2D',
+        'Dense',
+        'DepthwiseConv2D',
+        'Embedding',
+        'GroupNormalization',
+        'LayerNormalization',
+        'Normalization',
+        'SeparableConv2D',
+        # Without weights.
+        'Activation',
+        'Add',
+        'AveragePooling2D',
+        'Concatenate',
+        'Cropping2D',
+        'Dropout',
+        'Flatten',
+        'GlobalAveragePooling1D',
+        'GlobalAveragePooling2D',
+        'GlobalMaxPooling2D',
+        'InputLayer',
+        'MaxPooling1D',
+        'MaxPooling2D',
+        'Multiply',
+        'ReLU',
+        'Rescaling',
+        'Reshape',
+        'Softmax',
+        'UpSampling2D',
+        'ZeroPadding2D',
+    )
+)
+
+
+def assigns_only_statistics(model: keras.Model) -> bool:
+  """Returns whether this can be told from the classes of a model's layers.
+
+  Then a trace, which takes seconds for a deep model, is not needed.
+  """
+  return all(
+      (type(layer) in READING_LAYERS or keras_copy.is_functional(layer))
+      # Layers with float8 numbers assign their scales.
+      and layer.quantization_mode is None
+      for layer in discovery.all_layers(model)
+  )
 
 
 def assigned_positions(keras_model: keras.Model, x: Any) -> Set[int]:

@@ -44,25 +44,21 @@ class GraphCache:
 
   def of(self, computation: tff.Computation) -> 'Graph':
     """Returns the graph of a `tff.tensorflow.computation`."""
-    return self.get(
-        tff.framework.ComputationBuildingBlock.from_proto(
-            tff.framework.ConcreteComputation.get_proto(computation)
-        )
-    )
+    return self.get(tff.framework.ConcreteComputation.get_proto(computation))
 
-  def get(self, computation: tff.framework.CompiledComputation) -> 'Graph':
-    """Returns the graph of a TensorFlow computation.
+  def get(self, computation: Any) -> 'Graph':
+    """Returns the graph of a TensorFlow computation, given its proto.
 
     Raises:
       NotImplementedError: If it is not a computation of TensorFlow.
     """
-    kind = computation.proto.WhichOneof('computation')
+    kind = computation.WhichOneof('computation')
     if kind != 'tensorflow':
       raise NotImplementedError(
           f'A computation of kind {kind!r} can not run in process; only a'
           ' tff.tensorflow.computation can.'
       )
-    proto = computation.proto.tensorflow
+    proto = computation.tensorflow
     key = hashlib.sha256(proto.SerializeToString(deterministic=True)).digest()
     with self._lock:
       graph = self._graphs.get(key)

@@ -75,10 +75,10 @@ class Interpreter:
         return self.evaluate(proto.block.result, environment)
       case 'intrinsic':
         return self._intrinsic(proto)
+      case 'tensorflow' | 'xla':
+        return self._compiled(proto)
     block = tff.framework.ComputationBuildingBlock.from_proto(proto)
     match block:
-      case tff.framework.CompiledComputation():
-        return self._compiled(block)
       case tff.framework.Literal():
         return self._literal(block)
       case tff.framework.Placement():
@@ -128,14 +128,14 @@ class Interpreter:
     node = symbols.Operation(trace, self._location, inputs, result_type)
     return element_structure.unflatten(result_type, iter(node.outputs))
 
-  def _compiled(
-      self, block: tff.framework.CompiledComputation
-  ) -> Callable[[Any], symbols.Tree]:
-    graph = self._graphs.get(block)
+  def _compiled(self, proto: Any) -> Callable[[Any], symbols.Tree]:
+    # TFF's building block would copy the graph to find a name for it.
+    graph = self._graphs.get(proto)
+    type_signature = tff.types.deserialize_type(proto.type)
 
     def call(argument):
       inputs = [] if argument is None else symbols.flatten(argument)
-      return self._operation(graph, inputs, block.type_signature.result)
+      return self._operation(graph, inputs, type_signature.result)
 
     return call
 
