@@ -1,11 +1,12 @@
 """Measures the time and memory of robust aggregation.
 
-Each rule aggregates a random float32 matrix with one row per client, as a
-`tf.function` for any number of rows. It takes turns with NumPy's mean, median
-and sort of the same matrix, and with the squared distances between all rows,
-computed by one matrix product in NumPy and in TensorFlow. If a result differs
-from NumPy's, the program ends without a report. Rules that sort also aggregate
-small vectors, for which the overhead of TensorFlow operations counts more.
+Each rule aggregates a random float32 matrix with one row per client, in a graph
+for any number of rows, imported as the in-process runtime does. It takes turns
+with NumPy's mean, median and sort of the same matrix, and with the squared
+distances between all rows, computed by one matrix product in NumPy and in
+TensorFlow. If a result differs from NumPy's, the program ends without a report.
+Rules that sort also aggregate small vectors, for which the overhead of
+TensorFlow operations counts more.
 
 If ByzFL is installed (`pip install byzfl torch`), its rules take turns, too, of
 a NumPy array and of a PyTorch tensor. The faster of the two is compared.
@@ -312,17 +313,25 @@ def random_matrix(num_clients: int, size: int) -> Any:
 def build_function(
     name: str, num_clients: int, size: int
 ) -> Callable[..., Any]:
-  """Returns a rule as a `tf.function` of a matrix."""
+  """Returns a rule as a function of a matrix, as it runs in process."""
+  import numpy as np
   import tensorflow as tf
+  import tensorflow_federated as tff
+
+  from tff_bn.runtime import imported_graph
 
   rule = build_rule(name, num_clients)
 
-  @tf.function(input_signature=[tf.TensorSpec([None, size], tf.float32)])
+  @tff.tensorflow.computation(tff.TensorType(np.float32, [None, size]))
   def aggregate(values):
     state = rule.initial_state(size, tf.float32)
     return rule.aggregate(values, tf.constant(0), state)[0]
 
-  return aggregate.get_concrete_function()
+  graph = imported_graph.GraphCache().of(aggregate)
+  return tf.compat.v1.wrap_function(
+      lambda values: graph([values])[0],
+      [tf.TensorSpec([None, size], tf.float32)],
+  )
 
 
 def numpy_ways(values: Any) -> dict[str, Callable[[], Any]]:

@@ -8,6 +8,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.aggregators import order_statistics
+
 _OD = collections.OrderedDict
 
 _Point = collections.namedtuple('_Point', 'y x')
@@ -340,3 +342,18 @@ def constant_tables():
     return tff.federated_map(look_up, x)
 
   return comp, [[['a', 'b'], ['c']]], [([1, 2], [2, -1]), ([-1], [2, -1])]
+
+
+def rows_that_numpy_sorts():
+  values = np.random.default_rng(0).integers(0, 99, (260, 40))
+
+  @tff.tensorflow.computation(tff.TensorType(np.float32, [None, 40]))
+  def median(rows):
+    return order_statistics.map_ordered(
+        rows,
+        tf.stack(order_statistics.median_ranks(tf.shape(rows)[0])),
+        order_statistics.median_of,
+        most_rows=300,
+    )
+
+  return median, [values.astype(np.float32)], np.median(values, axis=0)

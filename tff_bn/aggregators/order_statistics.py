@@ -3,7 +3,7 @@
 A sorting network is a fixed sequence of comparators. Each comparator orders two
 sets of rows in all columns at once, by one minimum and one maximum. This is
 several times as fast as `tf.sort` or `tf.math.top_k`, which sort one column
-after another.
+after another. More than 200 rows are sorted by NumPy where Python is at hand.
 """
 
 import bisect
@@ -13,6 +13,8 @@ import itertools
 from typing import NamedTuple, Optional
 
 import tensorflow as tf
+
+from tff_bn.common import numpy_sort
 
 # For more rows, building a graph with comparators of single rows would take
 # many seconds.
@@ -88,10 +90,12 @@ def map_ordered(
         lambda block: within_ranks(_order(block, comparators)), _LOOP_ROW_BYTES
     )
   if most_rows > _MOST_SINGLE_ROWS:
+
+    def order(block, ranks):
+      return _order_in_two_levels(block, ranks, most_rows)
+
     return map_with(
-        lambda block: within_ranks(
-            _order_in_two_levels(block, ranks, most_rows)
-        ),
+        lambda block: within_ranks(numpy_sort.sort_rows(order, block, ranks)),
         _OPERAND_BYTES >> (_num_bits(most_rows) // 2),
     )
   network = _network(most_rows)
@@ -132,7 +136,9 @@ def _map_blocks(
     return tf.ensure_shape(function(values), [size])
   # Blocks of about the same size share the processor's cores evenly.
   alignment = _ALIGNMENT // values.dtype.size
-  block = -(-size // (num_blocks * alignment)) * alignment
+  num_parts = -(-size // (num_blocks * alignment))
+  # Of an even number, parts of few rows would fill the processor's cache.
+  block = (num_parts | 1) * alignment
   num_blocks = -(-size // block)
 
   def body(i, results):

@@ -11,6 +11,8 @@ import weakref
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.common import numpy_sort
+
 # With this name, a `VarHandleOp` creates a new variable each time it runs
 # (`ResourceHandle::ANONYMOUS_NAME` in TensorFlow), so that concurrent calls
 # don't share variables.
@@ -148,6 +150,9 @@ class ImportedGraph:
     _rename_functions(graph_def, f'__tff_bn_{next(_import_numbers)}')
     for node in _all_nodes(graph_def):
       _make_private(node)
+    # A GPU is faster than NumPy.
+    if not tf.config.list_physical_devices('GPU'):
+      numpy_sort.use_in(graph_def, _all_nodes(graph_def))
     if computation.initialize_op:
       _initialize_first(graph_def, computation.initialize_op)
     # Keras leaves unused placeholders behind, which nothing feeds.
