@@ -15,7 +15,8 @@ import tensorflow as tf
 _NAME = 'tff_bn.sort_rows'
 # The attribute of a function in which TensorFlow keeps this name.
 _ATTRIBUTE = '_implements'
-_CALLS = ('PartitionedCall', 'StatefulPartitionedCall')
+# The operation that calls a function without side effects.
+_CALL = 'PartitionedCall'
 _TYPES = ('Tin', 'Tout')
 # NumPy has no vector instructions for others.
 _DTYPES = (tf.float32, tf.float64)
@@ -57,7 +58,7 @@ def use_in(graph_def: tf.compat.v1.GraphDef, nodes: Iterable[Any]) -> None:
   if not names:
     return
   for node in nodes:
-    if node.op in _CALLS and node.attr['f'].func.name in names:
+    if node.op == _CALL and node.attr['f'].func.name in names:
       types = {name: node.attr[name] for name in _TYPES}
       node.CopyFrom(
           tf.compat.v1.NodeDef(
