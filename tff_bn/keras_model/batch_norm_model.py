@@ -390,8 +390,8 @@ class BatchNormModel:
             or info.role is Role.PERSONAL_PHASE
         )
     )
-    if not candidates or training_writes.assigns_only_statistics(
-        self.keras_model
+    if not candidates or training_writes.are_only_read(
+        self.keras_model, candidates
     ):
       return candidates
     return candidates - training_writes.assigned_positions(

@@ -17,8 +17,8 @@ _read_only_inputs = (
     auto_control_deps_utils.get_read_only_resource_input_indices_graph
 )
 
-# Layers whose calls assign nothing but moving statistics and the states of
-# random generators. Their subclasses may differ.
+# Layers whose calls assign none of the variables below, but moving statistics
+# unless the layer is frozen. Their subclasses may differ.
 READING_LAYERS = frozenset(
     getattr(keras.layers, name)
     for name in (
@@ -58,16 +58,40 @@ READING_LAYERS = frozenset(
 )
 
 
-def assigns_only_statistics(model: keras.Model) -> bool:
-  """Returns whether this can be told from the classes of a model's layers.
+# A call can assign other variables, which belong to options such as `renorm`.
+_READ_VARIABLES = frozenset(
+    [
+        'beta',
+        'bias',
+        'count',
+        'depthwise_kernel',
+        'embeddings',
+        'gamma',
+        'kernel',
+        'mean',
+        'moving_mean',
+        'moving_variance',
+        'pointwise_kernel',
+        'variance',
+    ]
+)
+
+
+def are_only_read(keras_model: keras.Model, positions: Set[int]) -> bool:
+  """Returns whether the classes of layers tell that no call assigns variables.
 
   Then a trace, which takes seconds for a deep model, is not needed.
+
+  Args:
+    keras_model: The model.
+    positions: The positions of the variables in `keras_model.weights`. They are
+      not trainable, and no moving statistics of layers that are not frozen.
   """
   return all(
-      (type(layer) in READING_LAYERS or keras_copy.is_functional(layer))
-      # Layers with float8 numbers assign their scales.
-      and layer.quantization_mode is None
-      for layer in discovery.all_layers(model)
+      type(layer) in READING_LAYERS or keras_copy.is_functional(layer)
+      for layer in discovery.all_layers(keras_model)
+  ) and _READ_VARIABLES.issuperset(
+      keras_model.weights[position].name for position in positions
   )
 
 
