@@ -137,7 +137,7 @@ def _map_blocks(
   # Blocks of about the same size share the processor's cores evenly.
   alignment = _ALIGNMENT // values.dtype.size
   num_parts = -(-size // (num_blocks * alignment))
-  # Of an even number, parts of few rows would fill the processor's cache.
+  # With an odd number, the values of a column spread over the whole cache.
   block = (num_parts | 1) * alignment
   num_blocks = -(-size // block)
 

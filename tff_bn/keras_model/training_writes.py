@@ -17,8 +17,8 @@ _read_only_inputs = (
     auto_control_deps_utils.get_read_only_resource_input_indices_graph
 )
 
-# Layers whose calls assign none of the variables below, but moving statistics
-# unless the layer is frozen. Their subclasses may differ.
+# A call of these layers assigns none of the variables below, except for moving
+# statistics of a layer that is not frozen. Their subclasses may differ.
 READING_LAYERS = frozenset(
     getattr(keras.layers, name)
     for name in (
@@ -56,8 +56,6 @@ READING_LAYERS = frozenset(
         'ZeroPadding2D',
     )
 )
-
-
 # A call can assign other variables, which belong to options such as `renorm`.
 _READ_VARIABLES = frozenset(
     [
@@ -78,14 +76,14 @@ _READ_VARIABLES = frozenset(
 
 
 def are_only_read(keras_model: keras.Model, positions: Set[int]) -> bool:
-  """Returns whether the classes of layers tell that no call assigns variables.
+  """Returns whether the layers are known to assign none of the variables.
 
   Then a trace, which takes seconds for a deep model, is not needed.
 
   Args:
     keras_model: The model.
-    positions: The positions of the variables in `keras_model.weights`. They are
-      not trainable, and no moving statistics of layers that are not frozen.
+    positions: The positions of the variables in `keras_model.weights`. None is
+      trainable. Moving statistics are of frozen layers only.
   """
   return all(
       type(layer) in READING_LAYERS or keras_copy.is_functional(layer)
