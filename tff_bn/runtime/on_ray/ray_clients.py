@@ -97,6 +97,10 @@ class RayClients(client_portions.PortionedClients):
     # life.
     self._homes: dict[int, tuple[ray_workers.RemoteWorker, int]] = {}
     self._losses: collections.Counter[int] = collections.Counter()
+    # The portions that were running or waiting on a lost worker. A worker that
+    # ends can lose the answer of a portion that it has computed. So each of
+    # these has a worker to itself: if it is lost again, it is the cause.
+    self._lost: set[int] = set()
     self._pass_number = -1
     # The next portion to aggregate.
     self._next = 0
@@ -142,6 +146,7 @@ class RayClients(client_portions.PortionedClients):
     if not self._is_wanted(call):
       return
     position = call.task.portion
+    self._lost.add(position)
     self._losses[position] += was_running
     if self._losses[position] == _MAX_LOSSES:
       raise ray_options.WorkersLostError(
@@ -235,8 +240,17 @@ class RayClients(client_portions.PortionedClients):
     home = self._home(position)
     if home is not None:
       ready = [home]
-    free = [w for w in ready if len(w.calls) < room]
+    if position in self._lost:
+      room = 1
+    free = [w for w in ready if len(w.calls) < room and not self._may_end(w)]
     return min(free, key=lambda worker: len(worker.calls), default=None)
+
+  def _may_end(self, worker: ray_workers.RemoteWorker) -> bool:
+    """Returns whether a worker computes a portion that was lost before."""
+    return any(
+        call.owner is self and call.task.portion in self._lost
+        for call in worker.calls
+    )
 
   def _home(self, position: int) -> Optional[ray_workers.RemoteWorker]:
     """Returns the ready worker that has a portion's previous passes."""
