@@ -38,7 +38,7 @@ def machine(monkeypatch):
   )
   devices = {'GPU': lambda: machine.gpus, 'CPU': lambda: ['CPU:0']}
   monkeypatch.setattr(
-      tf.config, 'list_physical_devices', lambda kind: devices[kind]()
+      tf.config, 'get_visible_devices', lambda kind: devices[kind]()
   )
   monkeypatch.setattr(
       tf.config,

@@ -58,7 +58,7 @@ def test_else_tensorflow_sorts(why, monkeypatch):
     dtype = np.float16
   else:
     monkeypatch.setattr(
-        tf.config, 'list_physical_devices', lambda kind: [f'{kind}:0']
+        tf.config, 'get_visible_devices', lambda kind: [f'{kind}:0']
     )
   function, operations = _imported(dtype)
   assert 'PyFuncStateless' not in operations

@@ -231,7 +231,7 @@ class TestEvaluator:
 
   def test_a_gpu_computes_one_batch_at_a_time(self, model, monkeypatch):
     monkeypatch.setattr(cores, 'num_concurrent', lambda: 3)
-    monkeypatch.setattr(tf.config, 'list_physical_devices', lambda _: ['GPU'])
+    monkeypatch.setattr(tf.config, 'get_visible_devices', lambda _: ['GPU'])
     evaluator = evaluation.Evaluator(model)
     with mock.patch.object(tf.data.Dataset, 'map') as concurrent:
       evaluator.evaluate(model.initial_weights, _batches(_examples(40), 4))

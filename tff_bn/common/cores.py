@@ -75,7 +75,7 @@ def divide(num_clients: int, jit_compile: bool = False) -> int:
       ENVIRONMENT_VARIABLE in os.environ
       or tf.config.threading.get_intra_op_parallelism_threads()
   )
-  if not is_chosen and not tf.config.list_physical_devices('GPU'):
+  if not is_chosen and not tf.config.get_visible_devices('GPU'):
     number = num_cores() // min(num_clients, _MAX_CONCURRENT_CLIENTS)
     tf.config.threading.set_intra_op_parallelism_threads(max(1, number))
     is_compiled = jit_compile or num_clients >= MIN_COMPILED_CLIENTS
@@ -86,7 +86,7 @@ def divide(num_clients: int, jit_compile: bool = False) -> int:
 
 def _divide_cpu(number: int) -> None:
   """Starts TensorFlow with several logical CPUs, each with own threads."""
-  (cpu,) = tf.config.list_physical_devices('CPU')
+  (cpu,) = tf.config.get_visible_devices('CPU')
   if tf.config.get_logical_device_configuration(cpu):
     return
   tf.config.set_logical_device_configuration(

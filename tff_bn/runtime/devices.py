@@ -127,6 +127,6 @@ def find_devices(
 
 def share_gpus() -> None:
   """Keeps this process from reserving all memory of the GPUs it uses."""
-  for gpu in tf.config.list_physical_devices('GPU'):
+  for gpu in tf.config.get_visible_devices('GPU'):
     with contextlib.suppress(RuntimeError):  # The GPU is in use already.
       tf.config.experimental.set_memory_growth(gpu, True)

@@ -151,7 +151,7 @@ class ImportedGraph:
     for node in _all_nodes(graph_def):
       _make_private(node)
     # A GPU is faster than NumPy.
-    if not tf.config.list_physical_devices('GPU'):
+    if not tf.config.get_visible_devices('GPU'):
       numpy_sort.use_in(graph_def, _all_nodes(graph_def))
     if computation.initialize_op:
       _initialize_first(graph_def, computation.initialize_op)

@@ -48,7 +48,7 @@ _MAX_BYTES = 2**24
 def _num_concurrent() -> int:
   """Returns the number of batches to compute at a time."""
   # A dataset's functions run on the CPU.
-  if tf.config.list_physical_devices('GPU'):
+  if tf.config.get_visible_devices('GPU'):
     return 1
   return cores.num_concurrent()
 
