@@ -17,12 +17,19 @@ from tff_bn import analysis
 from tff_bn import partition
 from tff_bn.processes import averaging
 from tff_bn.processes.short_rounds import ShortRounds
+from tff_bn.runtime import imported_graph
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 _LAYERS = keras.layers
 _SGD = tff.learning.optimizers.build_sgdm
 _WIDTH = 6
+
+
+@pytest.fixture(autouse=True)
+def _all_weights_are_large(monkeypatch):
+  # The shapes in graphs are still small.
+  monkeypatch.setattr(imported_graph, '_LARGE_CONSTANT_BYTES', 64)
 
 
 class _Shifted(tff.aggregators.WeightedAggregationFactory):

@@ -208,6 +208,36 @@ def test_compiled_moments_keep_their_digits(at_once):
   np.testing.assert_allclose(variance, np.mean([a.var() for a in x]), rtol=1e-3)
 
 
+def _with_large_constants():
+  """Returns a process for a model with a large frozen layer, and its problem."""
+  problem = toy_problem.Toy('float32')
+
+  def keras_model():
+    inputs = keras.Input((4,))
+    x = inputs
+    for units in (200, 200):
+      x = keras.layers.Dense(units, trainable=False)(x)
+    x = keras.layers.BatchNormalization()(x)
+    return keras.Model(inputs, keras.layers.Dense(3)(x))
+
+  model = problem.model(keras_model)
+  return rounds_at_once.process('build_fed_bn', model), problem
+
+
+def test_large_constants(at_once):
+  process, problem = _with_large_constants()
+  _check(process, rounds_at_once.clients_of_all_kinds(problem), at_once)
+
+
+@pytest.mark.usefixtures('compiling')
+def test_large_constants_with_xla(at_once):
+  process, problem = _with_large_constants()
+  clients = rounds_at_once.equal_clients(problem)
+  expected, found = _both(process, clients, at_once)
+  assert at_once.compiled
+  comparison.assert_equal(found, expected, rtol=1e-4, same_leaf_types=True)
+
+
 class _Portions:
   """The portions of a plan, as numbers of clients."""
 

@@ -292,3 +292,31 @@ def test_nodes_on_the_device_of_a_parameter(gives_variables):
       [tf.TensorSpec([2])],
   )
   assert function(tf.constant([3.0, 4.0]))[0] == 5
+
+
+@pytest.mark.parametrize('has_gpu', [False, True])
+def test_large_constants_are_not_copied_into_functions(has_gpu, monkeypatch):
+  monkeypatch.setattr(
+      tf.config, 'get_visible_devices', lambda kind: [f'{kind}:0'] * has_gpu
+  )
+  rng = np.random.default_rng(0)
+  small = rng.normal(size=3).astype(np.float32)
+  large = rng.normal(size=(3, 10_000)).astype(np.float32)
+  numbers = rng.integers(99, size=20_000)
+
+  @tff.tensorflow.computation(_FLOAT)
+  def comp(x):
+    matrix = tf.constant(large)
+    _, total = tf.while_loop(
+        lambda i, _: i < 2, lambda i, y: (i + 1, y + matrix), (0, matrix)
+    )
+    product = tf.linalg.matvec(matrix, x * small, transpose_a=True)
+    return product, tf.constant(numbers), total
+
+  function = _import(comp)
+  num_bytes = function.graph.as_graph_def().ByteSize()
+  assert (num_bytes > large.nbytes) == has_gpu
+  product, constant, total = function(tf.constant(2.0))
+  np.testing.assert_allclose(product, 2 * small @ large, rtol=1e-4, atol=1e-5)
+  np.testing.assert_array_equal(constant, numbers)
+  np.testing.assert_array_equal(total, large + large + large)

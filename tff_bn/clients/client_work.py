@@ -19,6 +19,7 @@ from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import array_form
 from tff_bn.common import client_batches
 from tff_bn.common import numerics
+from tff_bn.common import stand_ins as stand_ins_lib
 from tff_bn.keras_model import step_flops
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
@@ -92,6 +93,7 @@ class ClientUpdate(NamedTuple):
       data, all at the clients. It returns a `ClientsRound`.
     result_type: The type of one client's result.
     array_forms: The computations in it that take a client's dataset.
+    stand_ins: Has made the stand-ins that `run` calls for computations.
     exchanges: The aggregators of the exchanges before the update. Empty if
       there are none, or if these need no state.
   """
@@ -99,6 +101,7 @@ class ClientUpdate(NamedTuple):
   run: Callable[..., ClientsRound]
   result_type: tff.StructType
   array_forms: Sequence[array_form.ArrayForm]
+  stand_ins: stand_ins_lib.StandIns
   exchanges: Sequence[tff.templates.AggregationProcess] = ()
 
 

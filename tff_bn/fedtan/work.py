@@ -20,6 +20,7 @@ from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import array_form
 from tff_bn.common import client_batches
 from tff_bn.common import numerics
+from tff_bn.common import stand_ins as stand_ins_lib
 from tff_bn.fedtan import exchange
 from tff_bn.fedtan import robust_exchange
 from tff_bn.fedtan import staged_function
@@ -190,7 +191,8 @@ class FedTanWork(client_work.ClientWork):
       )
 
     start = self._build_form(start_client, [self.sent_type, weights_type])
-    computations = [start.computation]
+    stand_ins = stand_ins_lib.StandIns()
+    computations = [stand_ins.of(start.computation)]
     last = first_step.num_stages - 1
     targets = [first_step.targets_of(number) for number in range(last)]
     for number in range(1, last + 1):
@@ -202,12 +204,11 @@ class FedTanWork(client_work.ClientWork):
           for source in first_step.sources_of(number)
       ]
       if number < last:
-        computations.append(
-            self._build_stage(number, answers_type, carried_types)
-        )
+        computation = self._build_stage(number, answers_type, carried_types)
       else:
         end = self._build_last_stage(answers_type, carried_types)
-        computations.append(end.computation)
+        computation = end.computation
+      computations.append(stand_ins.of(computation))
 
     exchanges = self._build_exchanges(
         [c.type_signature.result['sent'] for c in computations[:-1]]
@@ -253,6 +254,7 @@ class FedTanWork(client_work.ClientWork):
         update_clients,
         computations[-1].type_signature.result,
         [start, end],
+        stand_ins,
         exchanges,
     )
 

@@ -471,7 +471,7 @@ class _Round:
         self._weights,
         self._initialize,
         checked_round.check_arguments(
-            next_fn,
+            self._update_clients.stand_ins.replaced(next_fn),
             self._work.moving_statistics,
             self._update_clients.array_forms,
         ),
@@ -518,7 +518,7 @@ class _Round:
         self._initialize,
         initialize_client,
         checked_round.check_arguments(
-            next_fn,
+            self._update_clients.stand_ins.replaced(next_fn),
             self._work.moving_statistics,
             self._update_clients.array_forms,
         ),

@@ -27,6 +27,10 @@ _ANONYMOUS_TABLES = {
 _SHARING_ATTRIBUTES = ('container', 'shared_name', 'use_node_name_sharing')
 _RESOURCES = frozenset(['VarHandleOp', *_ANONYMOUS_TABLES.values()])
 
+# TensorFlow copies the constants of a function several times while it prepares
+# the first call. Constants of at least this size become inputs instead.
+_LARGE_CONSTANT_BYTES = 2**16
+
 # All functions of a process share one namespace in TensorFlow, but the graphs
 # of different computations reuse names.
 _import_numbers = itertools.count()
@@ -150,14 +154,17 @@ class ImportedGraph:
     _rename_functions(graph_def, f'__tff_bn_{next(_import_numbers)}')
     for node in _all_nodes(graph_def):
       _make_private(node)
-    # A GPU is faster than NumPy.
-    if not tf.config.get_visible_devices('GPU'):
+    # A GPU is faster than NumPy, and keeps constants in its own memory.
+    has_gpu = bool(tf.config.get_visible_devices('GPU'))
+    if not has_gpu:
       numpy_sort.use_in(graph_def, _all_nodes(graph_def))
     if computation.initialize_op:
       _initialize_first(graph_def, computation.initialize_op)
     # Keras leaves unused placeholders behind, which nothing feeds.
     self._kept = _ancestors(graph_def, self._results)
     _delete_nodes(graph_def, lambda node: node.name not in self._kept)
+    # The values of the constants that become inputs, by name.
+    self._constants = {} if has_gpu else _taken_constants(graph_def)
     self._graph_def = graph_def
 
   def _variables(self) -> list[Any]:
@@ -220,6 +227,7 @@ class ImportedGraph:
         for name, argument in zip(self._parameters, arguments, strict=True)
         if _node_name(name) in self._kept
     }
+    feeds.update(self._constants)
     if self._token and _node_name(self._token) in self._kept:
       feeds[self._token] = tf.constant('')
     return feeds
@@ -256,6 +264,34 @@ def _delete_nodes(
         node.attr['_class'].list.s
     ):
       del node.attr['_class']
+
+
+def _taken_constants(
+    graph_def: tf.compat.v1.GraphDef,
+) -> dict[str, tf.Tensor]:
+  """Takes large constants out of a graph, but not out of its functions.
+
+  Returns:
+    Their values by the names of their tensors.
+  """
+
+  def is_large(node):
+    return (
+        node.op == 'Const'
+        and len(node.attr['value'].tensor.tensor_content)
+        >= _LARGE_CONSTANT_BYTES
+    )
+
+  with tf.init_scope(), tf.device('CPU:0'):
+    constants = {
+        f'{node.name}:0': tf.constant(
+            tf.make_ndarray(node.attr['value'].tensor)
+        )
+        for node in graph_def.node
+        if is_large(node)
+    }
+  _delete_nodes(graph_def, is_large)
+  return constants
 
 
 def _node_name(name: str) -> str:

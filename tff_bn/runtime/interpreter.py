@@ -24,6 +24,8 @@ class Interpreter:
   def __init__(self, graphs: imported_graph.GraphCache):
     self._graphs = graphs
     self._location = symbols.Location.SERVER
+    # What TFF replaces intrinsics with, by their protos. FedTAN has hundreds.
+    self._bodies: dict[bytes, Any] = {}
 
   @contextlib.contextmanager
   def _at(self, location: symbols.Location) -> Iterator[None]:
@@ -92,20 +94,10 @@ class Interpreter:
     intrinsic = getattr(self, f'_{uri}', None)
     if intrinsic is not None:
       return lambda argument: intrinsic(argument, proto.type)
-    block = tff.framework.ComputationBuildingBlock.from_proto(proto)
-    if uri in secure_intrinsics.URIS:
-      comp = secure_intrinsics.replaced(
-          tff.framework.ConcreteComputation.from_building_block(block)
-      )
-      return self.evaluate(
-          tff.framework.ConcreteComputation.get_proto(comp), {}
-      )
-    body, is_reduced = tff.tensorflow.replace_intrinsics_with_bodies(block)
-    if not is_reduced:
-      raise NotImplementedError(
-          f'The intrinsic {uri!r} can not run in process.'
-      )
-    return self.evaluate(body.proto, {})
+    key = proto.SerializeToString(deterministic=True)
+    if key not in self._bodies:
+      self._bodies[key] = _body(proto)
+    return self.evaluate(self._bodies[key], {})
 
   def _lambda(
       self, proto: Any, environment: dict[str, Any]
@@ -313,3 +305,18 @@ class Interpreter:
       )
 
     return self._operation(trace, [argument], type_signature.result)
+
+
+def _body(proto: Any) -> Any:
+  """Returns the proto of the computation that replaces an intrinsic."""
+  uri = proto.intrinsic.uri
+  block = tff.framework.ComputationBuildingBlock.from_proto(proto)
+  if uri in secure_intrinsics.URIS:
+    comp = secure_intrinsics.replaced(
+        tff.framework.ConcreteComputation.from_building_block(block)
+    )
+    return tff.framework.ConcreteComputation.get_proto(comp)
+  body, is_reduced = tff.tensorflow.replace_intrinsics_with_bodies(block)
+  if not is_reduced:
+    raise NotImplementedError(f'The intrinsic {uri!r} can not run in process.')
+  return body.proto

@@ -71,7 +71,8 @@ class Cancellation:
     # longer than aggregating a small model. On a GPU the operation would copy
     # all its inputs to the device, which is impossible for datasets.
     tensors = [
-        v if isinstance(v, tf.Tensor) else tf.constant(v) for v in values
+        v if isinstance(v, tf.Tensor) else tf.constant(v)
+        for v in itertools.chain(values, function.captured_inputs)
     ]
     attributes = dict(
         Tin=[tensor.dtype.as_datatype_enum for tensor in tensors],
