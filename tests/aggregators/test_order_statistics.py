@@ -107,17 +107,17 @@ def test_networks_of_matrices_sort(most_rows, monkeypatch):
 def test_partition_at_ranks(most_rows, most_single, monkeypatch):
   monkeypatch.setattr(order_statistics, '_MOST_SINGLE_ROWS', most_single)
   for num_rows in (1, 2, most_rows // 2 + 1, most_rows - 3, most_rows):
+    values = np.concatenate(list(_some_matrices(num_rows)), axis=1)
+    expected = np.sort(values, axis=0)
     for low in sorted({0, num_rows // 5, num_rows // 2, num_rows - 1}):
       high = max(low, num_rows - 1 - low // 2)
-      for values in _some_matrices(num_rows):
-        expected = np.sort(values, axis=0)
-        for usual_ranks in (low, high), (0, num_rows - 1), None:
-          found = _ordered(values, [low, high], most_rows, usual_ranks)
-          np.testing.assert_array_equal(found[0], expected[low])
-          np.testing.assert_array_equal(found[-1], expected[high])
-          np.testing.assert_array_equal(
-              np.sort(found, axis=0), expected[low : high + 1]
-          )
+      for usual_ranks in (low, high), (0, num_rows - 1), None:
+        found = _ordered(values, [low, high], most_rows, usual_ranks)
+        np.testing.assert_array_equal(found[0], expected[low])
+        np.testing.assert_array_equal(found[-1], expected[high])
+        np.testing.assert_array_equal(
+            np.sort(found, axis=0), expected[low : high + 1]
+        )
 
 
 def test_ranks_need_fewer_comparators(monkeypatch):

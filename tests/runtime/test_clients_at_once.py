@@ -209,7 +209,7 @@ def test_compiled_moments_keep_their_digits(at_once):
 
 
 def _with_large_constants():
-  """Returns a process for a model with a large frozen layer, and its problem."""
+  """Returns a process with large frozen layers, and its problem."""
   problem = toy_problem.Toy('float32')
 
   def keras_model():

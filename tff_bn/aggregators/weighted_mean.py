@@ -1,6 +1,7 @@
 """The weighted mean of the clients' values, without intermediate overflow."""
 
 import collections
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -41,49 +42,57 @@ class WeightedMeanFactory(tff.aggregators.WeightedAggregationFactory):
       `<()@SERVER, {V}@CLIENTS, {W}@CLIENTS> -> <state=()@SERVER,
       result=V@SERVER, measurements=()@SERVER>`.
     """
+    return _process(value_type, weight_type)
 
-    @tff.tensorflow.computation
-    def zero():
-      return of_nobody(value_type)
 
-    total_type = zero.type_signature.result
-    mean_type = total_type['mean']
+@functools.lru_cache(maxsize=64)
+def _process(
+    value_type: tff.Type, weight_type: tff.Type
+) -> tff.templates.AggregationProcess:
+  """Creates the process once for all algorithms of a model."""
 
-    @tff.tensorflow.computation(total_type, (mean_type, weight_type))
-    def accumulate(total, member):
-      return add(total, *member)
+  @tff.tensorflow.computation
+  def zero():
+    return of_nobody(value_type)
 
-    @tff.tensorflow.computation(total_type, total_type)
-    def merge(a, b):
-      return _combine(a, b)
+  total_type = zero.type_signature.result
+  mean_type = total_type['mean']
 
-    @tff.tensorflow.computation(total_type)
-    def report(total):
-      return total['mean']
+  @tff.tensorflow.computation(total_type, (mean_type, weight_type))
+  def accumulate(total, member):
+    return add(total, *member)
 
-    @tff.federated_computation
-    def initialize():
-      return tff.federated_value((), tff.SERVER)
+  @tff.tensorflow.computation(total_type, total_type)
+  def merge(a, b):
+    return _combine(a, b)
 
-    @tff.federated_computation(
-        initialize.type_signature.result,
-        tff.FederatedType(value_type, tff.CLIENTS),
-        tff.FederatedType(weight_type, tff.CLIENTS),
+  @tff.tensorflow.computation(total_type)
+  def report(total):
+    return total['mean']
+
+  @tff.federated_computation
+  def initialize():
+    return tff.federated_value((), tff.SERVER)
+
+  @tff.federated_computation(
+      initialize.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+      tff.FederatedType(weight_type, tff.CLIENTS),
+  )
+  def next_fn(state, value, weight):
+    return tff.templates.MeasuredProcessOutput(
+        state,
+        tff.federated_aggregate(
+            tff.federated_zip((value, weight)),
+            zero(),
+            accumulate,
+            merge,
+            report,
+        ),
+        tff.federated_value((), tff.SERVER),
     )
-    def next_fn(state, value, weight):
-      return tff.templates.MeasuredProcessOutput(
-          state,
-          tff.federated_aggregate(
-              tff.federated_zip((value, weight)),
-              zero(),
-              accumulate,
-              merge,
-              report,
-          ),
-          tff.federated_value((), tff.SERVER),
-      )
 
-    return tff.templates.AggregationProcess(initialize, next_fn)
+  return tff.templates.AggregationProcess(initialize, next_fn)
 
 
 def check_mean(name: str, model_aggregator: Any) -> None:

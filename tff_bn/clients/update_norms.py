@@ -8,6 +8,7 @@ update, and the server compares the norms.
 
 import collections
 from collections.abc import Mapping, Sequence
+import functools
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,13 @@ def compare(client_norms: tff.Value) -> tff.Value:
     median norms are 0. And `max_update_norm_client`, an int32 scalar, the
     position of that client in the round.
   """
+  no_norms, *others = _computations(client_norms.type_signature.member)
+  return tff.federated_aggregate(client_norms, no_norms(), *others)
+
+
+@functools.lru_cache(maxsize=1)
+def _computations(norms_type: tff.Type) -> tuple[tff.Computation, ...]:
+  """Builds the arguments of `tff.federated_aggregate` once."""
   matrix_type = tff.TensorType(np.float32, [None, len(_PARTS)])
 
   @tff.tensorflow.computation
@@ -83,7 +91,7 @@ def compare(client_norms: tff.Value) -> tff.Value:
         tf.zeros([0, len(_PARTS)]), [None, len(_PARTS)]
     )
 
-  @tff.tensorflow.computation(matrix_type, client_norms.type_signature.member)
+  @tff.tensorflow.computation(matrix_type, norms_type)
   def append(rows, row):
     return tf.concat([rows, [[row[part] for part in _PARTS]]], axis=0)
 
@@ -91,13 +99,8 @@ def compare(client_norms: tff.Value) -> tff.Value:
   def concatenate(a, b):
     return tf.concat([a, b], axis=0)
 
-  return tff.federated_aggregate(
-      client_norms,
-      no_norms(),
-      append,
-      concatenate,
-      tff.tensorflow.computation(_largest_ratio, matrix_type),
-  )
+  largest_ratio = tff.tensorflow.computation(_largest_ratio, matrix_type)
+  return no_norms, append, concatenate, largest_ratio
 
 
 def _largest_ratio(rows: tf.Tensor) -> collections.OrderedDict[str, tf.Tensor]:

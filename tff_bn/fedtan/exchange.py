@@ -89,7 +89,9 @@ def message(
     The values to send, zeros if the client does not take part; whether it takes
     part; and the tensors that it keeps.
   """
-  takes_part = tf.reduce_all([took_part, *(one.sound for one in asked)])
+  takes_part = functools.reduce(
+      tf.logical_and, (one.sound for one in asked), took_part
+  )
   values = numerics.where_or_zero(takes_part, [one.value for one in asked])
   sent: collections.OrderedDict[str, list[Any]] = collections.OrderedDict()
   for question, value in zip(questions, values, strict=True):
