@@ -97,9 +97,9 @@ class RayClients(client_portions.PortionedClients):
     # life.
     self._homes: dict[int, tuple[ray_workers.RemoteWorker, int]] = {}
     self._losses: collections.Counter[int] = collections.Counter()
-    # The portions that were running or waiting on a lost worker. A worker that
-    # ends can lose the answer of a portion that it has computed. So each of
-    # these has a worker to itself: if it is lost again, it is the cause.
+    # The portions that a lost worker had. Its end can lose the answer of one
+    # that it has computed, which then seems to have been running. So a worker
+    # computes nothing else before such a portion.
     self._lost: set[int] = set()
     self._pass_number = -1
     # The next portion to aggregate.
@@ -242,15 +242,8 @@ class RayClients(client_portions.PortionedClients):
       ready = [home]
     if position in self._lost:
       room = 1
-    free = [w for w in ready if len(w.calls) < room and not self._may_end(w)]
+    free = [w for w in ready if len(w.calls) < room]
     return min(free, key=lambda worker: len(worker.calls), default=None)
-
-  def _may_end(self, worker: ray_workers.RemoteWorker) -> bool:
-    """Returns whether a worker computes a portion that was lost before."""
-    return any(
-        call.owner is self and call.task.portion in self._lost
-        for call in worker.calls
-    )
 
   def _home(self, position: int) -> Optional[ray_workers.RemoteWorker]:
     """Returns the ready worker that has a portion's previous passes."""
