@@ -320,3 +320,23 @@ def test_large_constants_are_not_copied_into_functions(has_gpu, monkeypatch):
   np.testing.assert_allclose(product, 2 * small @ large, rtol=1e-4, atol=1e-5)
   np.testing.assert_array_equal(constant, numbers)
   np.testing.assert_array_equal(total, large + large + large)
+
+
+def test_operations_that_wait_for_a_parameter_or_a_large_constant():
+  large = np.arange(20_000, dtype=np.float32)
+
+  @tff.tensorflow.computation(_FLOAT, tff.SequenceType(np.int64), _FLOAT)
+  def comp(x, numbers, unused):
+    constant = tf.constant(large)
+    with tf.control_dependencies([constant, x, unused]):
+      y = tf.constant(1.0)
+    with tf.control_dependencies([tf.data.experimental.to_variant(numbers)]):
+      total = numbers.reduce(np.int64(0), tf.add)
+    return y, constant, total, x
+
+  dataset = tf.data.experimental.to_variant(tf.data.Dataset.range(4))
+  y, constant, total, x = _import(comp)(
+      tf.constant(2.0), dataset, tf.constant(3.0)
+  )
+  assert (y, total, x) == (1, 6, 2)
+  np.testing.assert_array_equal(constant, large)

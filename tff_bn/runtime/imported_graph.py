@@ -146,12 +146,14 @@ class ImportedGraph:
 
   def __init__(self, computation: Any):
     """Initializes it from the `tensorflow` field of the computation's proto."""
-    self._parameters = tensor_names(computation.parameter)
     self._results = tensor_names(computation.result)
     self._token = computation.session_token_tensor_name
     graph_def = tf.compat.v1.GraphDef()
     graph_def.ParseFromString(computation.graph_def.value)
     _rename_functions(graph_def, f'__tff_bn_{next(_import_numbers)}')
+    self._parameters = _given_names(
+        graph_def, tensor_names(computation.parameter)
+    )
     for node in _all_nodes(graph_def):
       _make_private(node)
     # A GPU is faster than NumPy, and keeps constants in its own memory.
@@ -266,6 +268,43 @@ def _delete_nodes(
       del node.attr['_class']
 
 
+def _given_names(
+    graph_def: tf.compat.v1.GraphDef, parameters: Sequence[str]
+) -> list[str]:
+  """Returns the names by which a graph gets its parameters' tensors.
+
+  A parameter for which operations wait stays in the graph, as the identity of
+  another one.
+  """
+  nodes = {node.name: node for node in graph_def.node}
+  waited_for = _waited_for(graph_def)
+  names = []
+  for name in parameters:
+    node = nodes[_node_name(name)]
+    if node.name in waited_for:
+      name = f'{node.name}.given:0'
+      node.CopyFrom(
+          tf.compat.v1.NodeDef(
+              name=node.name,
+              op='Identity',
+              input=[_node_name(name)],
+              attr={'T': node.attr['dtype']},
+          )
+      )
+    names.append(name)
+  return names
+
+
+def _waited_for(graph_def: tf.compat.v1.GraphDef) -> set[str]:
+  """Returns the nodes whose end others wait for, without their values."""
+  return {
+      _node_name(i)
+      for node in graph_def.node
+      for i in node.input
+      if i.startswith('^')
+  }
+
+
 def _taken_constants(
     graph_def: tf.compat.v1.GraphDef,
 ) -> dict[str, tf.Tensor]:
@@ -274,10 +313,13 @@ def _taken_constants(
   Returns:
     Their values by the names of their tensors.
   """
+  # Nothing can wait for a node that is gone.
+  waited_for = _waited_for(graph_def)
 
-  def is_large(node):
+  def is_taken(node):
     return (
         node.op == 'Const'
+        and node.name not in waited_for
         and len(node.attr['value'].tensor.tensor_content)
         >= _LARGE_CONSTANT_BYTES
     )
@@ -288,9 +330,9 @@ def _taken_constants(
             tf.make_ndarray(node.attr['value'].tensor)
         )
         for node in graph_def.node
-        if is_large(node)
+        if is_taken(node)
     }
-  _delete_nodes(graph_def, is_large)
+  _delete_nodes(graph_def, is_taken)
   return constants
 
 
@@ -302,7 +344,7 @@ def _node_name(name: str) -> str:
 def _ancestors(
     graph_def: tf.compat.v1.GraphDef, names: Sequence[str]
 ) -> set[str]:
-  """Returns the nodes of tensors and all nodes that they depend on."""
+  """Returns the nodes of tensors and all nodes and inputs they depend on."""
   nodes = {node.name: node for node in graph_def.node}
   found: set[str] = set()
   stack = [_node_name(name) for name in names]
@@ -310,7 +352,8 @@ def _ancestors(
     name = stack.pop()
     if name not in found:
       found.add(name)
-      stack.extend(_node_name(i) for i in nodes[name].input)
+      if name in nodes:
+        stack.extend(_node_name(i) for i in nodes[name].input)
   return found
 
 
