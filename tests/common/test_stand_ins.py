@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.common import stand_ins as stand_ins_lib
+from tff_bn.common.stand_ins import StandIns
 
 _SIZE = 1000
 _VECTOR = tff.TensorType(np.float32, [_SIZE])
@@ -52,7 +52,7 @@ def _composed(first, second):
 @pytest.mark.usefixtures('in_process_runtime')
 def test_the_result_is_that_of_the_originals():
   first, second = _shift(0), _shift(1)
-  stand_ins = stand_ins_lib.StandIns()
+  stand_ins = StandIns()
   light = _composed(stand_ins.of(first), stand_ins.of(second))
   assert _proto_size(light) < 4 * _SIZE
   expected = _composed(first, second)
@@ -68,7 +68,7 @@ def test_the_result_is_that_of_the_originals():
 
 def test_types_keep_their_containers():
   original = _shift(0)
-  light = stand_ins_lib.StandIns().of(original)
+  light = StandIns().of(original)
   assert light.type_signature.is_identical_to(original.type_signature)
   result = light.type_signature.result
   assert result.python_container is collections.OrderedDict

@@ -19,7 +19,7 @@ from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import array_form
 from tff_bn.common import client_batches
 from tff_bn.common import numerics
-from tff_bn.common import stand_ins as stand_ins_lib
+from tff_bn.common.stand_ins import StandIns
 from tff_bn.keras_model import step_flops
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
@@ -101,7 +101,7 @@ class ClientUpdate(NamedTuple):
   run: Callable[..., ClientsRound]
   result_type: tff.StructType
   array_forms: Sequence[array_form.ArrayForm]
-  stand_ins: stand_ins_lib.StandIns
+  stand_ins: StandIns
   exchanges: Sequence[tff.templates.AggregationProcess] = ()
 
 

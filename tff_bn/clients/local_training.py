@@ -17,7 +17,7 @@ from tff_bn.clients.local_step import output_and_loss
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import client_batches
 from tff_bn.common import numerics
-from tff_bn.common import stand_ins as stand_ins_lib
+from tff_bn.common.stand_ins import StandIns
 from tff_bn.keras_model import batch as batch_lib
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model import mixed_precision
@@ -461,7 +461,7 @@ class LocalTrainingWork(client_work.ClientWork):
       )
 
     form = self._build_form(client_update, types)
-    stand_ins = stand_ins_lib.StandIns()
+    stand_ins = StandIns()
     computation = stand_ins.of(form.computation)
     return client_work.ClientUpdate(
         lambda _, *arguments: client_work.ClientsRound(

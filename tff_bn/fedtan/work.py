@@ -20,7 +20,7 @@ from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import array_form
 from tff_bn.common import client_batches
 from tff_bn.common import numerics
-from tff_bn.common import stand_ins as stand_ins_lib
+from tff_bn.common.stand_ins import StandIns
 from tff_bn.fedtan import exchange
 from tff_bn.fedtan import robust_exchange
 from tff_bn.fedtan import staged_function
@@ -191,7 +191,7 @@ class FedTanWork(client_work.ClientWork):
       )
 
     start = self._build_form(start_client, [self.sent_type, weights_type])
-    stand_ins = stand_ins_lib.StandIns()
+    stand_ins = StandIns()
     computations = [stand_ins.of(start.computation)]
     last = first_step.num_stages - 1
     targets = [first_step.targets_of(number) for number in range(last)]

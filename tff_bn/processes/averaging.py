@@ -22,6 +22,7 @@ from tff_bn.clients.local_training import LocalTrainingWork
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import checks
 from tff_bn.common import garbage
+from tff_bn.common.stand_ins import StandIns
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import FEDAVG
@@ -332,11 +333,14 @@ class _Round:
           tf.constant, self._weights.shared(self._initial)
       )
 
+    stand_ins = StandIns()
+    stand_in = stand_ins.of(initial_weights)
+
     @tff.federated_computation
     def initialize():
       return tff.federated_zip(
           LearningAlgorithmState(
-              tff.federated_eval(initial_weights, tff.SERVER),
+              tff.federated_eval(stand_in, tff.SERVER),
               self._initial_exchange_states(),
               tff.federated_eval(self._work.initial_state, tff.SERVER),
               self._aggregator.initialize(),
@@ -344,7 +348,7 @@ class _Round:
           )
       )
 
-    return initialize
+    return stand_ins.replaced(initialize)
 
   def _exchange_measurements(self, clients_round: ClientsRound) -> tff.Value:
     """Returns the measurements of the exchanges before the updates."""
