@@ -82,6 +82,7 @@ def test_the_rule_mean_is_plain_fedtan():
     _assert_equal(robust, plain)
 
 
+@pytest.mark.slow
 def test_attackers_in_the_exchanges_and_a_rule_against_them():
   """Two of seven attack, and the others have the same data."""
   (honest,) = _datasets(1)

@@ -141,11 +141,9 @@ def test_compiled_clients(name, at_once):
   assert found[-1].metrics['client_work']['num_dropped_clients'] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('compiling')
-@pytest.mark.parametrize(
-    'name',
-    ['build_fed_avg', pytest.param('build_fedtan', marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize('name', ['build_fed_avg', 'build_fedtan'])
 def test_operations_that_xla_does_not_know(name, at_once):
   """FedTAN's first passes don't have the operation."""
   problem = toy_problem.Toy('float32')
@@ -229,6 +227,7 @@ def test_large_constants(at_once):
   _check(process, rounds_at_once.clients_of_all_kinds(problem), at_once)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('compiling')
 def test_large_constants_with_xla(at_once):
   process, problem = _with_large_constants()

@@ -346,7 +346,12 @@ def _write_swept(folder, numbers, metric='accuracy', names=('a', 'b')):
 
 @pytest.mark.parametrize('names', [('a',), ('a', 'b')])
 @pytest.mark.parametrize(
-    ('metric', 'sign'), [('accuracy', -1), ('mae', 1), ('mine', 0)]
+    ('metric', 'sign'),
+    [
+        ('accuracy', -1),
+        pytest.param('mae', 1, marks=pytest.mark.slow),
+        ('mine', 0),
+    ],
 )
 def test_charts_show_the_best_of_many_lines(tmp_path, names, metric, sign):
   rng = np.random.default_rng(0)

@@ -334,9 +334,10 @@ def test_later_collections_leave_out_the_modules(monkeypatch, tmp_path):
         pytest.param(
             ['--algorithms=hbn', '--rounds=1'], None, marks=pytest.mark.slow
         ),
-        (
+        pytest.param(
             ['--algorithms=fedavg', '--rounds=1', '--normalization=group5'],
             None,
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -263,17 +263,21 @@ _MOMENTUMS = {f'momentum_{role}' for role in ('kernel', 'scale', 'shift')}
         pytest.param('hbn+fedprox', {'mixing'}, marks=pytest.mark.slow),
         pytest.param('scaffold', _CONTROL_VARIATES, marks=pytest.mark.slow),
         ('fednova', None),
-        (
+        pytest.param(
             'feddyn',
             {f'feddyn_gradient_{r}' for r in ('kernel', 'scale', 'shift')},
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             'fedbn+moon',
             {'scale', 'shift', 'moving_mean', 'moving_variance'}
             | {'previous_kernel'},
+            marks=pytest.mark.slow,
         ),
         ('fedtan+fedprox', None),
-        ('dsgd_fbn --dsgd_momentum=0.9', _MOMENTUMS),
+        pytest.param(
+            'dsgd_fbn --dsgd_momentum=0.9', _MOMENTUMS, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_name_decides_what_clients_keep(name, local):
