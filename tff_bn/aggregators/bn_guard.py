@@ -20,6 +20,7 @@ import tensorflow_federated as tff
 from tff_bn.aggregators import gathering
 from tff_bn.aggregators import moments_factories
 from tff_bn.aggregators import robust_rule
+from tff_bn.aggregators import stateless
 from tff_bn.aggregators import vector_layout
 from tff_bn.aggregators import weighted_mean
 from tff_bn.common import checks
@@ -121,15 +122,6 @@ class BnGuardFactory(tff.aggregators.WeightedAggregationFactory):
     def aggregate(gathered):
       return average.aggregate(gathered)
 
-    @tff.federated_computation
-    def initialize():
-      return tff.federated_value((), tff.SERVER)
-
-    @tff.federated_computation(
-        initialize.type_signature.result,
-        tff.FederatedType(value_type, tff.CLIENTS),
-        tff.FederatedType(weight_type, tff.CLIENTS),
-    )
     def next_fn(state, value, weight):
       vectors = tff.federated_map(to_vector, (value, weight))
       output = tff.federated_map(
@@ -137,7 +129,7 @@ class BnGuardFactory(tff.aggregators.WeightedAggregationFactory):
       )
       return tff.templates.MeasuredProcessOutput(state, output[0], output[1])
 
-    return tff.templates.AggregationProcess(initialize, next_fn)
+    return stateless.build(next_fn, value_type, weight_type)
 
 
 class _Average:

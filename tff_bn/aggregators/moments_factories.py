@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 from tff_bn.aggregators import model_update
 from tff_bn.aggregators import moments_summary
 from tff_bn.aggregators import moments_sums
+from tff_bn.aggregators import stateless
 from tff_bn.catalog import value_types
 from tff_bn.layers.batch_moments import Moments
 
@@ -249,14 +250,6 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     def report(total):
       return mean.report(total)
 
-    @tff.federated_computation
-    def initialize():
-      return tff.federated_value((), tff.SERVER)
-
-    @tff.federated_computation(
-        initialize.type_signature.result,
-        tff.FederatedType(value_type, tff.CLIENTS),
-    )
     def next_fn(state, value):
       return tff.templates.MeasuredProcessOutput(
           state,
@@ -264,7 +257,7 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
           tff.federated_value((), tff.SERVER),
       )
 
-    return tff.templates.AggregationProcess(initialize, next_fn)
+    return stateless.build(next_fn, value_type)
 
 
 class NaiveMomentsFactory(MomentsFactory):

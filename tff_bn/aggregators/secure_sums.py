@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.aggregators import stateless
 from tff_bn.aggregators import summed_update
 from tff_bn.catalog import privacy
 from tff_bn.common import unused_assertions
@@ -104,14 +105,6 @@ class SecureSums(summed_update.RoundSums):
         for name, kind_type in tff.structure.iter_elements(kinds_type)
     }
 
-    @tff.federated_computation
-    def initialize():
-      return tff.federated_value((), tff.SERVER)
-
-    @tff.federated_computation(
-        initialize.type_signature.result,
-        tff.FederatedType(value_type, tff.CLIENTS),
-    )
     def next_fn(state, value):
       kinds = tff.federated_map(to_kinds, value)
       outputs = collections.OrderedDict(
@@ -131,7 +124,7 @@ class SecureSums(summed_update.RoundSums):
           state, tff.federated_map(from_kinds, result), measurements
       )
 
-    return tff.templates.AggregationProcess(initialize, next_fn)
+    return stateless.build(next_fn, value_type)
 
 
 def _around_zero(bound: float) -> tuple[float, float]:

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.aggregators import stateless
 from tff_bn.common import checks
 from tff_bn.common import numerics
 
@@ -70,15 +71,6 @@ def _process(
   def report(total):
     return total['mean']
 
-  @tff.federated_computation
-  def initialize():
-    return tff.federated_value((), tff.SERVER)
-
-  @tff.federated_computation(
-      initialize.type_signature.result,
-      tff.FederatedType(value_type, tff.CLIENTS),
-      tff.FederatedType(weight_type, tff.CLIENTS),
-  )
   def next_fn(state, value, weight):
     return tff.templates.MeasuredProcessOutput(
         state,
@@ -92,7 +84,7 @@ def _process(
         tff.federated_value((), tff.SERVER),
     )
 
-  return tff.templates.AggregationProcess(initialize, next_fn)
+  return stateless.build(next_fn, value_type, weight_type)
 
 
 def check_mean(name: str, model_aggregator: Any) -> None:

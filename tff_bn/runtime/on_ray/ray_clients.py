@@ -96,11 +96,11 @@ class RayClients(client_portions.PortionedClients):
     # By portion, the worker that has computed the previous passes, and its
     # life.
     self._homes: dict[int, tuple[ray_workers.RemoteWorker, int]] = {}
+    # By portion that a lost worker had, how many workers were lost while they
+    # computed it. The end of a worker can lose the answer of a portion that it
+    # has computed, which then seems to have been running. So a worker computes
+    # nothing else before a portion that is in here.
     self._losses: collections.Counter[int] = collections.Counter()
-    # The portions that a lost worker had. Its end can lose the answer of one
-    # that it has computed, which then seems to have been running. So a worker
-    # computes nothing else before such a portion.
-    self._lost: set[int] = set()
     self._pass_number = -1
     # The next portion to aggregate.
     self._next = 0
@@ -146,7 +146,6 @@ class RayClients(client_portions.PortionedClients):
     if not self._is_wanted(call):
       return
     position = call.task.portion
-    self._lost.add(position)
     self._losses[position] += was_running
     if self._losses[position] == _MAX_LOSSES:
       raise ray_options.WorkersLostError(
@@ -240,7 +239,7 @@ class RayClients(client_portions.PortionedClients):
     home = self._home(position)
     if home is not None:
       ready = [home]
-    if position in self._lost:
+    if position in self._losses:
       room = 1
     free = [w for w in ready if len(w.calls) < room]
     return min(free, key=lambda worker: len(worker.calls), default=None)
