@@ -3,7 +3,8 @@
 A sorting network is a fixed sequence of comparators. Each comparator orders two
 sets of rows in all columns at once, by one minimum and one maximum. This is
 several times as fast as `tf.sort` or `tf.math.top_k`, which sort one column
-after another. More than 200 rows are sorted by NumPy where Python is at hand.
+after another. In processes with Python, NumPy sorts many rows, and those whose
+number is unknown when the graph is built.
 """
 
 import bisect
@@ -19,6 +20,8 @@ from tff_bn.common import numpy_sort
 # For more rows, building a graph with comparators of single rows would take
 # many seconds.
 _MOST_SINGLE_ROWS = 200
+# In processes with Python, NumPy sorts more rows in less time.
+_MOST_ROWS_WITHOUT_NUMPY = 64
 # The largest number of runs of rows that the first comparators order. More runs
 # need more operations. Fewer runs are too large for the processor's cache.
 _MOST_FIRST_RUNS = 32
@@ -78,24 +81,42 @@ def map_ordered(
   most_rows = values.shape[0] if values.shape[0] is not None else most_rows
   num_rows = tf.shape(values)[0]
 
-  def map_with(order, row_bytes):
-    return _map_blocks(values, lambda block: statistic(order(block)), row_bytes)
+  has_known_size = most_rows is not None
 
-  def within_ranks(ordered):
+  def map_with(order, row_bytes):
+    """`order` returns the rows of given ranks, as one or more matrices."""
+
+    def map_block(block):
+      if has_known_size and most_rows <= _MOST_ROWS_WITHOUT_NUMPY:
+        return statistic(order(block, ranks))
+      return statistic(
+          [
+              numpy_sort.sorted_rows(
+                  lambda block, ranks: tf.concat(order(block, ranks), axis=0),
+                  block,
+                  ranks,
+              )
+          ]
+      )
+
+    return _map_blocks(values, map_block, row_bytes)
+
+  def within_ranks(ordered, ranks):
     return [ordered[ranks[0] : ranks[-1] + 1]]
 
-  if most_rows is None:
-    comparators = _comparators(_groups(ranks, num_rows))
+  if not has_known_size:
     return map_with(
-        lambda block: within_ranks(_order(block, comparators)), _LOOP_ROW_BYTES
+        lambda block, ranks: within_ranks(
+            _order(block, _comparators(_groups(ranks, tf.shape(block)[0]))),
+            ranks,
+        ),
+        _LOOP_ROW_BYTES,
     )
   if most_rows > _MOST_SINGLE_ROWS:
-
-    def order(block, ranks):
-      return _order_in_two_levels(block, ranks, most_rows)
-
     return map_with(
-        lambda block: within_ranks(numpy_sort.sort_rows(order, block, ranks)),
+        lambda block, ranks: within_ranks(
+            _order_in_two_levels(block, ranks, most_rows), ranks
+        ),
         _OPERAND_BYTES >> (_num_bits(most_rows) // 2),
     )
   network = _network(most_rows)
@@ -104,7 +125,9 @@ def map_ordered(
 
   def map_any_ranks():
     return map_with(
-        lambda block: within_ranks(tf.concat(_order_runs(block, network), 0)),
+        lambda block, ranks: within_ranks(
+            tf.concat(_order_runs(block, network), 0), ranks
+        ),
         row_bytes,
     )
 
@@ -117,7 +140,7 @@ def map_ordered(
       & tf.reduce_all(tf.equal(ranks, usual_ranks)),
       # TensorFlow leaves out the operations whose results are not used.
       lambda: map_with(
-          lambda block: _order_runs(block, usual_network)[usual_rows],
+          lambda block, _: _order_runs(block, usual_network)[usual_rows],
           row_bytes,
       ),
       map_any_ranks,
@@ -134,6 +157,7 @@ def _map_blocks(
   num_blocks = max(-(-size * values.dtype.size // row_bytes), 1)
   if num_blocks == 1:
     return tf.ensure_shape(function(values), [size])
+  num_blocks = _PARALLEL_BLOCKS * -(-num_blocks // _PARALLEL_BLOCKS)
   # Blocks of about the same size share the processor's cores evenly.
   alignment = _ALIGNMENT // values.dtype.size
   num_parts = -(-size // (num_blocks * alignment))

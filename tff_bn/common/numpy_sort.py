@@ -18,32 +18,36 @@ _ATTRIBUTE = '_implements'
 # The operation that calls a function without side effects.
 _CALL = 'PartitionedCall'
 _TYPES = ('Tin', 'Tout')
+# From this version on, NumPy sorts with vector instructions on processors
+# without AVX-512, too.
+_VECTORIZED_VERSION = '2.0.0'
 # NumPy has no vector instructions for others.
 _DTYPES = (tf.float32, tf.float64)
 
 
-def sort_rows(
-    in_tensorflow: Callable[..., tf.Tensor],
+def sorted_rows(
+    in_tensorflow: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
     values: tf.Tensor,
-    *others: tf.Tensor,
+    ranks: tf.Tensor,
 ) -> tf.Tensor:
-  """Returns a matrix, which has no NaN, with each column in ascending order.
+  """Returns rows of a matrix whose columns are in ascending order.
 
   Args:
     in_tensorflow: Computes the same in processes without Python, given the
-      other arguments. It may leave rows that are not needed in any order.
-    values: The matrix.
-    *others: Further arguments of `in_tensorflow`.
+      other arguments. Rows between those of two ranks may be in any order.
+    values: The matrix, without NaN.
+    ranks: int32 of shape `[r]`. The result has the rows of the first rank to
+      the last one.
   """
   if values.dtype not in _DTYPES:
-    return in_tensorflow(values, *others)
+    return in_tensorflow(values, ranks)
   return tf.function(
       in_tensorflow, autograph=False, experimental_implements=_NAME
-  )(values, *others)
+  )(values, ranks)
 
 
 def use_in(graph_def: tf.compat.v1.GraphDef, nodes: Iterable[Any]) -> None:
-  """Makes the calls of `sort_rows` in a graph call NumPy.
+  """Makes the calls of `sorted_rows` in a graph call NumPy.
 
   Args:
     graph_def: The graph, which is changed.
@@ -55,7 +59,7 @@ def use_in(graph_def: tf.compat.v1.GraphDef, nodes: Iterable[Any]) -> None:
       if _ATTRIBUTE in function.attr
       and function.attr[_ATTRIBUTE].s == _NAME.encode()
   }
-  if not names:
+  if not names or np.lib.NumpyVersion(np.__version__) < _VECTORIZED_VERSION:
     return
   for node in nodes:
     if node.op == _CALL and node.attr['f'].func.name in names:
@@ -77,10 +81,11 @@ def _numpy_call() -> tf.Operation:
   The function stays known to TensorFlow as long as the graph exists.
   """
 
-  def sort(values, *others):
-    del others
-    return np.sort(values, axis=0)
+  def sort(values, ranks):
+    return np.sort(values, axis=0)[ranks[0] : ranks[-1] + 1]
 
   with tf.Graph().as_default():
-    values = tf.zeros([1, 1])
-    return tf.numpy_function(sort, [values], values.dtype, stateful=False).op
+    values, ranks = tf.zeros([1, 1]), tf.zeros([1], tf.int32)
+    return tf.numpy_function(
+        sort, [values, ranks], values.dtype, stateful=False
+    ).op
