@@ -19,6 +19,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import runtime
+from tff_bn.common import aligned_arrays
 from tff_bn.common import interruptible
 from tff_bn.runtime import imported_graph
 from tff_bn.runtime import plan as plan_lib
@@ -307,6 +308,61 @@ def test_results_share_no_memory(in_process_context):
   np.testing.assert_array_equal(
       in_process_context.invoke(comp, [1, 2])[0], [0, 0]
   )
+
+
+@pytest.mark.usefixtures('in_process_runtime')
+def test_arguments_are_freed_at_the_end():
+  """Python's garbage collector, which runs seldom, is not needed for it."""
+
+  @tff.federated_computation(
+      cases.server(cases.VECTOR), cases.clients(cases.VECTOR)
+  )
+  def comp(x, y):
+    return x, y, tff.federated_sum(y)
+
+  gc.disable()
+  try:
+    arrays = [aligned_arrays.empty([2], np.dtype(np.float32)) for _ in 'abc']
+    for number, array in enumerate(arrays):
+      array[:] = number
+    result = comp(arrays[0], arrays[1:])
+    references = [weakref.ref(array) for array in arrays]
+    del array, arrays
+    assert [reference() for reference in references] == [None] * 3
+  finally:
+    gc.enable()
+  np.testing.assert_array_equal(result[0], [0, 0])
+  np.testing.assert_array_equal(result[1], [[1, 1], [2, 2]])
+  np.testing.assert_array_equal(result[2], [3, 3])
+
+
+@pytest.mark.usefixtures('in_process_runtime')
+def test_results_share_no_memory_with_arguments():
+
+  @tff.tensorflow.computation(cases.VECTOR)
+  def dataset(x):
+    return tf.data.Dataset.from_tensor_slices(x)
+
+  @tff.federated_computation(
+      cases.server(cases.VECTOR), cases.clients(cases.VECTOR)
+  )
+  def arrays(x, y):
+    return x, tff.federated_broadcast(x), y
+
+  @tff.federated_computation(
+      cases.server(cases.VECTOR), cases.clients(cases.VECTOR)
+  )
+  def datasets(x, y):
+    return tff.federated_map(dataset, x), tff.federated_map(dataset, y)
+
+  for comp in (arrays, datasets):
+    x, y = (aligned_arrays.empty([2], np.dtype(np.float32)) for _ in 'xy')
+    x[:], y[:] = 1, 2
+    result = tf.nest.flatten(comp(x, [y, y]))
+    x[:], y[:] = 5, 6
+    found = [np.array(list(part)).tolist() for part in result]
+    count = len(found)
+    assert found == [[1, 1]] * (count - 2) + [[2, 2]] * 2
 
 
 class TestPlans:

@@ -15,6 +15,7 @@ from typing import NamedTuple, Optional
 
 import tensorflow as tf
 
+from tff_bn.common import aligned_arrays
 from tff_bn.common import numpy_sort
 
 # For more rows, building a graph with comparators of single rows would take
@@ -28,9 +29,6 @@ _MOST_FIRST_RUNS = 32
 # The size of a comparator's operands: large enough to hide the overhead of
 # TensorFlow operations, small enough for the processor's cache.
 _OPERAND_BYTES = 2**16
-# TensorFlow copies a part of a tensor if the part does not start at a multiple
-# of this number of bytes.
-_ALIGNMENT = 64
 # The number of blocks of columns that are sorted at the same time.
 _PARALLEL_BLOCKS = 2
 # If the number of rows is unknown, a loop runs over the comparators.
@@ -158,8 +156,9 @@ def _map_blocks(
   if num_blocks == 1:
     return tf.ensure_shape(function(values), [size])
   num_blocks = _PARALLEL_BLOCKS * -(-num_blocks // _PARALLEL_BLOCKS)
-  # Blocks of about the same size share the processor's cores evenly.
-  alignment = _ALIGNMENT // values.dtype.size
+  # Blocks of about the same size share the processor's cores evenly. TensorFlow
+  # copies a part of a tensor unless a tensor could begin there.
+  alignment = aligned_arrays.ALIGNMENT // values.dtype.size
   num_parts = -(-size // (num_blocks * alignment))
   # With an odd number, the values of a column spread over the whole cache.
   block = (num_parts | 1) * alignment

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.common import aligned_arrays
 from tff_bn.common import batch_arrays
 from tff_bn.runtime import client_dataset
 from tff_bn.runtime import element_structure
@@ -27,6 +28,14 @@ class Argument:
 
   server: list[Any]
   clients: Optional[list[list[Any]]]
+
+  def copied(self) -> 'Argument':
+    """Returns an argument that shares no arrays with the caller's."""
+    server, clients = tf.nest.map_structure(
+        lambda value: value.copy() if isinstance(value, np.ndarray) else value,
+        (self.server, self.clients),
+    )
+    return Argument(server, clients)
 
 
 def flatten_argument(value: Any, type_spec: tff.Type) -> Argument:
@@ -305,7 +314,7 @@ def to_python(leaf: Any, type_spec: tff.Type) -> Any:
   """Converts a leaf's tensor to NumPy, or to a `tf.data.Dataset`."""
   if isinstance(type_spec, tff.SequenceType):
     return element_structure.from_variant(leaf, type_spec.element)
-  return leaf.numpy()
+  return aligned_arrays.to_numpy(leaf)
 
 
 def build_result(
@@ -325,27 +334,42 @@ def build_result(
       all clients.
     client_values: Returns each client's value of a leaf.
   """
-  leaves = iter(leaves)
+  value = _built(
+      type_spec, iter(leaves), num_clients, server_value, client_values
+  )
+  return tff.types.type_to_py_container(value, type_spec)
 
-  def build(type_spec):
-    if isinstance(type_spec, tff.FederatedType):
-      if type_spec.placement is tff.SERVER or type_spec.all_equal:
-        return build(type_spec.member)
-      columns = [
-          client_values(next(leaves))
-          for _ in element_structure.leaf_types(type_spec.member)
-      ]
-      return _values_of_clients(type_spec.member, columns, num_clients)
-    if isinstance(type_spec, tff.StructType):
-      return tff.structure.Struct(
-          [
-              (name, build(element))
-              for name, element in tff.structure.iter_elements(type_spec)
-          ]
-      )
-    return server_value(next(leaves))
 
-  return tff.types.type_to_py_container(build(type_spec), type_spec)
+# Not inside of `build_result`: a function that refers to itself would keep all
+# tensors of an invocation until Python collects garbage.
+def _built(
+    type_spec: tff.Type,
+    leaves: Iterator[Any],
+    num_clients: int,
+    server_value: Callable[[Any], Any],
+    client_values: Callable[[Any], list[Any]],
+) -> Any:
+  """Builds a part of a result from the next leaves, see `build_result`."""
+
+  def built(part: tff.Type) -> Any:
+    return _built(part, leaves, num_clients, server_value, client_values)
+
+  if isinstance(type_spec, tff.FederatedType):
+    if type_spec.placement is tff.SERVER or type_spec.all_equal:
+      return built(type_spec.member)
+    columns = [
+        client_values(next(leaves))
+        for _ in element_structure.leaf_types(type_spec.member)
+    ]
+    return _values_of_clients(type_spec.member, columns, num_clients)
+  if isinstance(type_spec, tff.StructType):
+    return tff.structure.Struct(
+        [
+            (name, built(element))
+            for name, element in tff.structure.iter_elements(type_spec)
+        ]
+    )
+  return server_value(next(leaves))
 
 
 def _values_of_clients(

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.common import aligned_arrays
 from tff_bn.runtime import client_dataset
 from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import plan_stage
@@ -47,8 +48,9 @@ class ClientPart:
   ) -> None:
     """Adds the outputs of a pass to a client's tensors."""
     stage = self._plan.passes[number].clients
-    outputs = self.call(stage, (), {leaf: [t] for leaf, t in tensors.items()})
-    tensors.update(outputs)
+    # FedTAN keeps thousands of tensors, of which a pass needs a few.
+    needed = {leaf: [tensors[leaf]] for leaf in stage.inputs if leaf in tensors}
+    tensors.update(self.call(stage, (), needed))
 
   def call(
       self,
@@ -86,11 +88,10 @@ def to_tensor(value: Any, device: str) -> tf.Tensor:
     return value.build()
   if isinstance(value, tf.data.Dataset):
     return client_dataset.to_variant(value)
-  # `tf.identity` takes some time for a tensor that is on the device already,
-  # and more than `tf.constant` for an array.
   if not isinstance(value, tf.Tensor):
     with tf.device(device):
-      return tf.constant(value)
+      value = aligned_arrays.to_tensor(value)
+  # `tf.identity` takes some time for a tensor that is on the device already.
   if value.device == device:
     return value
   with tf.device(device):

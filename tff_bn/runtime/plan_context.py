@@ -80,6 +80,9 @@ class PlanContext(tff.framework.SyncContext, abc.ABC):
       argument: arguments.Argument,
   ) -> Any:
     """Runs a computation with a checked argument."""
+    if any(isinstance(leaf.type, tff.SequenceType) for leaf in plan.results):
+      # Its elements are computed later, when the caller's arrays may differ.
+      argument = argument.copied()
     server = {
         leaf: client_part.to_tensor(value, self._server_device)
         for leaf, value in zip(plan.server_inputs, argument.server, strict=True)
