@@ -79,13 +79,11 @@ def map_ordered(
   most_rows = values.shape[0] if values.shape[0] is not None else most_rows
   num_rows = tf.shape(values)[0]
 
-  has_known_size = most_rows is not None
-
   def map_with(order, row_bytes):
     """`order` returns the rows of given ranks, as one or more matrices."""
 
     def map_block(block):
-      if has_known_size and most_rows <= _MOST_ROWS_WITHOUT_NUMPY:
+      if most_rows is not None and most_rows <= _MOST_ROWS_WITHOUT_NUMPY:
         return statistic(order(block, ranks))
       return statistic(
           [
@@ -102,7 +100,7 @@ def map_ordered(
   def within_ranks(ordered, ranks):
     return [ordered[ranks[0] : ranks[-1] + 1]]
 
-  if not has_known_size:
+  if most_rows is None:
     return map_with(
         lambda block, ranks: within_ranks(
             _order(block, _comparators(_groups(ranks, tf.shape(block)[0]))),
