@@ -56,15 +56,15 @@ def _at_once(monkeypatch):
   monkeypatch.setattr(portioning, '_MIN_CLIENTS_SEEN', 0.1)
   monkeypatch.setattr(portioning, '_MAX_SECONDS', np.inf)
   found = _AtOnce()
-  begin = client_portions.SeveralClients._begin
+  initialize = client_portions.SeveralClients.__init__
 
-  def count(self, values):
-    is_compiled = self._bulk.is_compiled
+  def count(self, plan, portion, *args):
+    is_compiled = portion.bulk.is_compiled
     numbers = found.compiled if is_compiled else found.ordinary
-    numbers.append(len(values[0]))
-    return begin(self, values)
+    numbers.append(len(portion.clients))
+    initialize(self, plan, portion, *args)
 
-  monkeypatch.setattr(client_portions.SeveralClients, '_begin', count)
+  monkeypatch.setattr(client_portions.SeveralClients, '__init__', count)
   return found
 
 
@@ -428,7 +428,7 @@ def test_all_cpus_compute_when_it_pays_to_compile_again(fed_avg, monkeypatch):
   call = client_part.ClientPart.call
 
   def noting_call(self, *args):
-    used.add(self._device)
+    used.add(self.device)
     return call(self, *args)
 
   monkeypatch.setattr(client_part.ClientPart, 'call', noting_call)

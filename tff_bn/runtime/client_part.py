@@ -9,7 +9,6 @@ import tensorflow_federated as tff
 
 from tff_bn.common import aligned_arrays
 from tff_bn.runtime import client_dataset
-from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import plan_stage
 from tff_bn.runtime import symbols
 
@@ -20,37 +19,22 @@ class ClientPart:
   Several threads may use it concurrently for different clients. `server` has at
   least the values that the passes so far need; each is copied to the device on
   first use. `cancellation` can end the computation of clients.
+
+  Attributes:
+    device: The device's full name.
   """
 
   def __init__(
       self,
-      plan: plan_lib.Plan,
       device: str,
       server: Mapping[symbols.Leaf, Any],
       cancellation: plan_stage.Cancellation = plan_stage.NEVER,
   ):
-    self._plan = plan
-    self._device = device
+    self.device = device
     self._server = server
     self._cancellation = cancellation
     self._copies: dict[symbols.Leaf, tf.Tensor] = {}
     self._lock = threading.Lock()
-
-  def begin(self, values: Sequence[Any]) -> dict[symbols.Leaf, tf.Tensor]:
-    """Copies a client's values for `plan.client_inputs` to the device."""
-    return {
-        leaf: to_tensor(value, self._device)
-        for leaf, value in zip(self._plan.client_inputs, values, strict=True)
-    }
-
-  def compute(
-      self, tensors: dict[symbols.Leaf, tf.Tensor], number: int
-  ) -> None:
-    """Adds the outputs of a pass to a client's tensors."""
-    stage = self._plan.passes[number].clients
-    # FedTAN keeps thousands of tensors, of which a pass needs a few.
-    needed = {leaf: [tensors[leaf]] for leaf in stage.inputs if leaf in tensors}
-    tensors.update(self.call(stage, (), needed))
 
   def call(
       self,
@@ -68,7 +52,7 @@ class ClientPart:
     inputs = list(first)
     for leaf in stage.inputs:
       inputs += tensors[leaf] if leaf in tensors else [self._copy(leaf)]
-    outputs = stage(inputs, self._device, self._cancellation)
+    outputs = stage(inputs, self.device, self._cancellation)
     return dict(zip(stage.outputs, outputs))
 
   def _copy(self, leaf: symbols.Leaf) -> tf.Tensor:
@@ -77,7 +61,7 @@ class ClientPart:
       if leaf not in self._copies:
         value = self._server[leaf]
         if not isinstance(leaf.type, tff.SequenceType):
-          value = to_tensor(value, self._device)
+          value = to_tensor(value, self.device)
         self._copies[leaf] = value
       return self._copies[leaf]
 

@@ -71,44 +71,76 @@ class Computer(abc.ABC):
 
   shares: np.ndarray
 
-  @abc.abstractmethod
-  def compute(self, number: int) -> Output:
-    """Computes the clients' part of a pass, after all passes before it."""
-
-
-class OneClient(Computer):
-  """Computes a single client."""
-
   def __init__(
       self,
       plan: plan_lib.Plan,
       part: client_part.ClientPart,
       values: Sequence[Any],
   ):
-    """Initializes it with the values of `plan.client_inputs`."""
-    self.shares = np.ones(1)
+    """Initializes the computer.
+
+    Args:
+      plan: The plan.
+      part: Has the server's values on the device.
+      values: The portion's value of each leaf of `plan.client_inputs`.
+    """
     self._plan = plan
     self._part = part
-    # The values before the first pass, and the tensors for later passes.
+    # The values before the first pass, and the tensors that later ones need.
     self._values: Optional[Sequence[Any]] = values
-    self._kept: dict[symbols.Leaf, tf.Tensor] = {}
+    self._tensors: dict[symbols.Leaf, list[Any]] = {}
 
   def compute(self, number: int) -> Output:
-    """See the base class."""
-    tensors = self._kept
+    """Computes the clients' part of a pass, after all passes before it."""
+    tensors = self._tensors
     if self._values is not None:
-      tensors, self._values = self._part.begin(self._values), None
-    self._part.compute(tensors, number)
-    plan = self._plan.passes[number]
-    self._kept = {leaf: tensors[leaf] for leaf in plan.kept}
-    return Output(
-        {leaf: tensors[leaf] for leaf in plan.folded if leaf in tensors},
-        {leaf: tensors[leaf] for leaf in plan.results},
+      for leaf, value in zip(
+          self._plan.client_inputs, self._values, strict=True
+      ):
+        tensors[leaf] = self._begin(value)
+      self._values = None
+    for leaf, tensor in self._compute(number, tensors).items():
+      tensors[leaf] = [tensor]
+    part = self._plan.passes[number]
+    output = Output(
+        {leaf: tensors[leaf][0] for leaf in part.folded if leaf in tensors},
+        {leaf: tensors[leaf][0] for leaf in part.results},
     )
+    for leaf in part.freed:
+      del tensors[leaf]
+    return output
+
+  @abc.abstractmethod
+  def _begin(self, value: Any) -> list[Any]:
+    """Returns the tensors of one of the values before the first pass."""
+
+  @abc.abstractmethod
+  def _compute(
+      self, number: int, tensors: Mapping[symbols.Leaf, Sequence[Any]]
+  ) -> dict[symbols.Leaf, tf.Tensor]:
+    """Computes the outputs of a pass from the tensors of earlier ones."""
+
+
+class OneClient(Computer):
+  """Computes a single client, given its values."""
+
+  shares = np.ones(1)
+
+  def _begin(self, value: Any) -> list[Any]:
+    return [client_part.to_tensor(value, self._part.device)]
+
+  def _compute(
+      self, number: int, tensors: Mapping[symbols.Leaf, Sequence[Any]]
+  ) -> dict[symbols.Leaf, tf.Tensor]:
+    return self._part.call(self._plan.passes[number].clients, (), tensors)
 
 
 class SeveralClients(Computer):
-  """Computes several clients with one function."""
+  """Computes several clients with one function.
+
+  It is given their values as a sequence, or stacked in an array. Datasets are
+  `BatchArrays`.
+  """
 
   def __init__(
       self,
@@ -117,57 +149,27 @@ class SeveralClients(Computer):
       part: client_part.ClientPart,
       values: Sequence[Sequence[Any]],
   ):
-    """Initializes it.
-
-    Args:
-      plan: The plan.
-      portion: The clients.
-      part: Has the server's values on the device.
-      values: For each leaf of `plan.client_inputs`, the clients' values, or
-        these stacked in an array. Datasets are `BatchArrays`.
-    """
+    """Initializes it; see the base class for `plan`, `part` and `values`."""
+    super().__init__(plan, part, values)
     sizes = np.ones(len(portion.clients))
     for column in values:
       if _are_batches(column):
         sizes += [len(arrays.sizes) for arrays in column]
     self.shares = sizes / sum(sizes)
     assert portion.bulk is not None
-    self._plan = plan
     self._bulk = portion.bulk
-    self._part = part
     self._count = tf.constant(len(portion.clients))
-    # The values before the first pass, and the tensors for later passes.
-    self._values: Optional[Sequence[Sequence[Any]]] = values
-    self._kept: dict[symbols.Leaf, list[Any]] = {}
 
-  def _begin(
-      self, values: Sequence[Sequence[Any]]
-  ) -> dict[symbols.Leaf, list[Any]]:
-    """Returns the clients' stacked values, or their batches."""
-    return {
-        leaf: (
-            bulk_plan.dataset_tensors(column, self._bulk.is_compiled)
-            if _are_batches(column)
-            else [joined_tensors.stacked(column)]
-        )
-        for leaf, column in zip(self._plan.client_inputs, values, strict=True)
-    }
+  def _begin(self, value: Sequence[Any]) -> list[Any]:
+    if _are_batches(value):
+      return bulk_plan.dataset_tensors(value, self._bulk.is_compiled)
+    return [joined_tensors.stacked(value)]
 
-  def compute(self, number: int) -> Output:
-    """See the base class."""
-    tensors = self._kept
-    if self._values is not None:
-      tensors, self._values = self._begin(self._values), None
-    outputs = self._part.call(
-        self._bulk.passes[number].clients, [self._count], tensors
-    )
-    tensors.update((leaf, [output]) for leaf, output in outputs.items())
-    plan = self._plan.passes[number]
-    self._kept = {leaf: tensors[leaf] for leaf in plan.kept}
-    return Output(
-        {leaf: tensors[leaf][0] for leaf in plan.folded if leaf in tensors},
-        {leaf: tensors[leaf][0] for leaf in plan.results},
-    )
+  def _compute(
+      self, number: int, tensors: Mapping[symbols.Leaf, Sequence[Any]]
+  ) -> dict[symbols.Leaf, tf.Tensor]:
+    stage = self._bulk.passes[number].clients
+    return self._part.call(stage, [self._count], tensors)
 
 
 def _are_batches(values: Sequence[Any]) -> bool:

@@ -44,7 +44,7 @@ class LocalClients(client_portions.PortionedClients):
     self._cancellation = plan_stage.Cancellation()
     part_on = functools.cache(
         lambda name: client_part.ClientPart(
-            plan, name, invocation.server, self._cancellation
+            name, invocation.server, self._cancellation
         )
     )
     names = [

@@ -47,6 +47,7 @@ class Pass:
     captured: The server's leaves that `fold` uses.
     totals: The leaves of the accumulators after the last client.
     kept: The clients' leaves that later passes need.
+    freed: The clients' other leaves that were kept before, or are new.
     results: The clients' leaves that are results of the computation.
   """
 
@@ -60,6 +61,7 @@ class Pass:
   captured: tuple[symbols.Leaf, ...]
   totals: tuple[symbols.Leaf, ...]
   kept: frozenset[symbols.Leaf]
+  freed: frozenset[symbols.Leaf]
   results: tuple[symbols.Leaf, ...]
 
 
@@ -204,8 +206,9 @@ class Plan:
       new = clients.outputs
       if number == 0:
         new = (*self.client_inputs, *new)
+      known = kept.union(new)
       kept = frozenset(
-          leaf for leaf in (*kept, *new) if last_pass.get(leaf, 0) > number
+          leaf for leaf in known if last_pass.get(leaf, 0) > number
       )
       folded = symbols.unique(
           leaf for fold in folds[number] for leaf in fold.values
@@ -227,6 +230,7 @@ class Plan:
                   leaf for fold in folds[number] for leaf in fold.outputs
               ),
               kept=kept,
+              freed=known - kept,
               results=tuple(leaf for leaf in new if leaf in results),
           )
       )

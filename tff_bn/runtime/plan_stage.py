@@ -35,6 +35,35 @@ def _is_cpu(device: str) -> bool:
   return tf.DeviceSpec.from_string(device).device_type == 'CPU'
 
 
+class _Function:
+  """A traced function, and what the operation that calls it needs.
+
+  Attributes:
+    function: The function.
+    captured_inputs: The operation's inputs after those of the function.
+    num_outputs: The number of its outputs.
+    attributes: The names and values of its attributes.
+  """
+
+  def __init__(self, function: Any):
+    self.function = function
+    self.captured_inputs = list(function.captured_inputs)
+    self.num_outputs = len(function.outputs)
+    types_in, types_out = (
+        [tensor.dtype.as_datatype_enum for tensor in tensors]
+        for tensors in (function.inputs, function.outputs)
+    )
+    attributes = dict(
+        Tin=types_in,
+        Tout=types_out,
+        f=function,
+        config='',
+        config_proto=_WITHOUT_GRAPPLER,
+        executor_type='',
+    )
+    self.attributes = tuple(itertools.chain(*attributes.items()))
+
+
 class Cancellation:
   """Ends calls of stages before they have computed their outputs.
 
@@ -54,15 +83,12 @@ class Cancellation:
       for manager in self._managers:
         manager.start_cancel()
 
-  def call(
-      self, function: Any, values: Sequence[Any], output_types: Sequence[int]
-  ) -> list[tf.Tensor]:
+  def call(self, function: _Function, values: Sequence[Any]) -> list[tf.Tensor]:
     """Calls a function on a CPU.
 
     Args:
       function: The function.
       values: Its inputs, tensors or arrays.
-      output_types: The `DataType` of each output.
 
     Returns:
       The outputs.
@@ -71,23 +97,14 @@ class Cancellation:
     # longer than aggregating a small model. On a GPU the operation would copy
     # all its inputs to the device, which is impossible for datasets.
     tensors = [
-        v if isinstance(v, tf.Tensor) else tf.constant(v)
-        for v in itertools.chain(values, function.captured_inputs)
+        v if isinstance(v, tf.Tensor) else tf.constant(v) for v in values
     ]
-    attributes = dict(
-        Tin=[tensor.dtype.as_datatype_enum for tensor in tensors],
-        Tout=output_types,
-        f=function,
-        config='',
-        config_proto=_WITHOUT_GRAPPLER,
-        executor_type='',
-    )
     with self._manager() as manager:
       return eager_execute.execute_with_cancellation(
           'StatefulPartitionedCall',
-          len(output_types),
-          tensors,
-          tuple(itertools.chain(*attributes.items())),
+          function.num_outputs,
+          tensors + function.captured_inputs,
+          function.attributes,
           eager_context.context(),
           manager,
       )
@@ -140,10 +157,7 @@ class Stage:
     self.outputs = tuple(outputs)
     self.body = body
     self._input_specs = input_specs or [leaf.spec for leaf in self.inputs]
-    self._output_types = [
-        leaf.spec.dtype.as_datatype_enum for leaf in self.outputs
-    ]
-    self._function: Any = None
+    self._function: Optional[_Function] = None
     # The CPU devices for which TensorFlow has compiled the function, and for
     # each device a lock that is held during the first call.
     self._compiled: set[str] = set()
@@ -174,18 +188,18 @@ class Stage:
     function = self._function
     with tf.device(device):
       if not _is_cpu(device):
-        return function(*values)
+        return function.function(*values)
       if device not in self._compiled:
         # TensorFlow compiles a function during its first call, and once more
         # for each thread that calls it before the compilation ends.
         with self._first_calls.setdefault(device, threading.Lock()):
           if device not in self._compiled:
-            outputs = cancellation.call(function, values, self._output_types)
+            outputs = cancellation.call(function, values)
             self._compiled.add(device)
             return outputs
-      return cancellation.call(function, values, self._output_types)
+      return cancellation.call(function, values)
 
-  def _trace(self) -> Any:
+  def _trace(self) -> _Function:
     def compute(*tensors):
       # A function that is called as an operation must not return a tensor that
       # TensorFlow knows to be a shape.
@@ -194,4 +208,4 @@ class Stage:
           for result in self.body(list(tensors))
       ]
 
-    return tf.compat.v1.wrap_function(compute, self._input_specs)
+    return _Function(tf.compat.v1.wrap_function(compute, self._input_specs))

@@ -113,7 +113,7 @@ class _Invocation:
   def __init__(self, computation: _Computation, device: str):
     self.computation = computation
     self.server: dict[symbols.Leaf, Any] = {}
-    self.part = client_part.ClientPart(computation.plan, device, self.server)
+    self.part = client_part.ClientPart(device, self.server)
     # By portion, what computes it and has the tensors that later passes need.
     self.computers: dict[int, client_portions.Computer] = {}
 
