@@ -12,6 +12,7 @@ import tensorflow as tf
 from tff_bn import aggregators
 from tff_bn.aggregators import order_statistics
 from tff_bn.catalog import rules
+from tff_bn.common import aligned_arrays
 
 _MAX_BYZANTINE = 4
 
@@ -384,7 +385,7 @@ def test_result_does_not_depend_on_num_clients(name, dtype, monkeypatch):
   """Up to 3 of the 12 clients are missing in the round."""
   # In blocks of 8 bytes: 2 columns, or 1.
   monkeypatch.setattr(order_statistics, '_OPERAND_BYTES', 16)
-  monkeypatch.setattr(order_statistics, '_ALIGNMENT', 8)
+  monkeypatch.setattr(aligned_arrays, 'ALIGNMENT', 8)
   known = rule_calls.build(name, _M, num_clients=12)
   aggregate = rule_calls.traced(known, dtype, 6)
   for num_rows in (9, 10, 12):
