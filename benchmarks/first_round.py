@@ -162,6 +162,8 @@ def time_rounds(name: str, algorithm: str) -> Seconds:
   from tff_bn import runtime
   from tff_bn.processes import stateful_process
 
+  # As the programs do. It comes before TensorFlow starts its threads.
+  runtime.divide_cores(_NUM_CLIENTS)
   datasets = _client_datasets()
 
   def build():
@@ -264,7 +266,8 @@ def report(measurements: Measurements) -> tuple[str, bool]:
       ' `keras.applications`; of `frozen_resnet50` only a small part after the'
       ' frozen ResNet50 is trained. Medians of'
       f' {len(next(iter(measurements.seconds.values()))[_KERAS])} processes of'
-      ' each kind, which take turns.',
+      ' each kind, which take turns. Those of tff_bn call'
+      ' `tff_bn.runtime.divide_cores` first, as its programs do.',
       '',
       '## First round',
       '',

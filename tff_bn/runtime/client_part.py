@@ -40,18 +40,23 @@ class ClientPart:
       self,
       stage: plan_stage.Stage,
       first: Sequence[tf.Tensor],
-      tensors: Mapping[symbols.Leaf, Sequence[tf.Tensor]],
+      tensors: Mapping[symbols.Leaf, Any],
   ) -> dict[symbols.Leaf, tf.Tensor]:
     """Calls a function of clients and returns its outputs.
 
     Args:
       stage: The function.
       first: Its first arguments, which are not of any leaf.
-      tensors: The arguments of each of the clients' leaves.
+      tensors: The argument of each of the clients' leaves, or a list of
+        arguments.
     """
     inputs = list(first)
     for leaf in stage.inputs:
-      inputs += tensors[leaf] if leaf in tensors else [self._copy(leaf)]
+      value = tensors[leaf] if leaf in tensors else self._copy(leaf)
+      if isinstance(value, list):
+        inputs += value
+      else:
+        inputs.append(value)
     outputs = stage(inputs, self.device, self._cancellation)
     return dict(zip(stage.outputs, outputs))
 

@@ -88,7 +88,7 @@ class Computer(abc.ABC):
     self._part = part
     # The values before the first pass, and the tensors that later ones need.
     self._values: Optional[Sequence[Any]] = values
-    self._tensors: dict[symbols.Leaf, list[Any]] = {}
+    self._tensors: dict[symbols.Leaf, Any] = {}
 
   def compute(self, number: int) -> Output:
     """Computes the clients' part of a pass, after all passes before it."""
@@ -99,24 +99,23 @@ class Computer(abc.ABC):
       ):
         tensors[leaf] = self._begin(value)
       self._values = None
-    for leaf, tensor in self._compute(number, tensors).items():
-      tensors[leaf] = [tensor]
+    tensors.update(self._compute(number, tensors))
     part = self._plan.passes[number]
     output = Output(
-        {leaf: tensors[leaf][0] for leaf in part.folded if leaf in tensors},
-        {leaf: tensors[leaf][0] for leaf in part.results},
+        {leaf: tensors[leaf] for leaf in part.folded if leaf in tensors},
+        {leaf: tensors[leaf] for leaf in part.results},
     )
     for leaf in part.freed:
       del tensors[leaf]
     return output
 
   @abc.abstractmethod
-  def _begin(self, value: Any) -> list[Any]:
-    """Returns the tensors of one of the values before the first pass."""
+  def _begin(self, value: Any) -> Any:
+    """Returns the tensor, or the tensors, of a value before the first pass."""
 
   @abc.abstractmethod
   def _compute(
-      self, number: int, tensors: Mapping[symbols.Leaf, Sequence[Any]]
+      self, number: int, tensors: Mapping[symbols.Leaf, Any]
   ) -> dict[symbols.Leaf, tf.Tensor]:
     """Computes the outputs of a pass from the tensors of earlier ones."""
 
@@ -126,11 +125,11 @@ class OneClient(Computer):
 
   shares = np.ones(1)
 
-  def _begin(self, value: Any) -> list[Any]:
-    return [client_part.to_tensor(value, self._part.device)]
+  def _begin(self, value: Any) -> tf.Tensor:
+    return client_part.to_tensor(value, self._part.device)
 
   def _compute(
-      self, number: int, tensors: Mapping[symbols.Leaf, Sequence[Any]]
+      self, number: int, tensors: Mapping[symbols.Leaf, Any]
   ) -> dict[symbols.Leaf, tf.Tensor]:
     return self._part.call(self._plan.passes[number].clients, (), tensors)
 
@@ -160,13 +159,13 @@ class SeveralClients(Computer):
     self._bulk = portion.bulk
     self._count = tf.constant(len(portion.clients))
 
-  def _begin(self, value: Sequence[Any]) -> list[Any]:
+  def _begin(self, value: Sequence[Any]) -> Any:
     if _are_batches(value):
       return bulk_plan.dataset_tensors(value, self._bulk.is_compiled)
-    return [joined_tensors.stacked(value)]
+    return joined_tensors.stacked(value)
 
   def _compute(
-      self, number: int, tensors: Mapping[symbols.Leaf, Sequence[Any]]
+      self, number: int, tensors: Mapping[symbols.Leaf, Any]
   ) -> dict[symbols.Leaf, tf.Tensor]:
     stage = self._bulk.passes[number].clients
     return self._part.call(stage, [self._count], tensors)
