@@ -261,13 +261,13 @@ def report(measurements: Measurements) -> tuple[str, bool]:
   lines = [
       *harness.head('First rounds', 'first_round', measurements.machine),
       '',
-      f'{_NUM_CLIENTS} clients, one step each, with a batch of {_BATCH_SIZE}'
-      f' images of {"×".join(map(str, _SHAPE))}. The models are from'
-      ' `keras.applications`; of `frozen_resnet50` only a small part after the'
-      ' frozen ResNet50 is trained. Medians of'
+      f'Each of {_NUM_CLIENTS} clients makes one step with a batch of'
+      f' {_BATCH_SIZE} images of {"×".join(map(str, _SHAPE))}. The models are'
+      ' from `keras.applications`. In `frozen_resnet50`, only a small head is'
+      ' trained, on top of a frozen ResNet50. The numbers are medians of'
       f' {len(next(iter(measurements.seconds.values()))[_KERAS])} processes of'
-      ' each kind, which take turns. Those of tff_bn call'
-      ' `tff_bn.runtime.divide_cores` first, as its programs do.',
+      ' each kind, which take turns. The processes of tff_bn first call'
+      ' `tff_bn.runtime.divide_cores`, as its programs do.',
       '',
       '## First round',
       '',

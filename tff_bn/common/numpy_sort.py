@@ -34,7 +34,8 @@ def sorted_rows(
 
   Args:
     in_tensorflow: Computes the same in processes without Python, given the
-      other arguments. Rows between those of two ranks may be in any order.
+      other arguments. Only the rows of the given ranks must be in their places;
+      the rows between two of them may be in any order.
     values: The matrix, without NaN.
     ranks: int32 of shape `[r]`. The result has the rows of the first rank to
       the last one.

@@ -334,42 +334,24 @@ def build_result(
       all clients.
     client_values: Returns each client's value of a leaf.
   """
-  value = _built(
-      type_spec, iter(leaves), num_clients, server_value, client_values
-  )
-  return tff.types.type_to_py_container(value, type_spec)
+  leaves = iter(leaves)
+  server_values = map(server_value, leaves)
 
-
-# Not inside of `build_result`: a function that refers to itself would keep all
-# tensors of an invocation until Python collects garbage.
-def _built(
-    type_spec: tff.Type,
-    leaves: Iterator[Any],
-    num_clients: int,
-    server_value: Callable[[Any], Any],
-    client_values: Callable[[Any], list[Any]],
-) -> Any:
-  """Builds a part of a result from the next leaves, see `build_result`."""
-
-  def built(part: tff.Type) -> Any:
-    return _built(part, leaves, num_clients, server_value, client_values)
-
-  if isinstance(type_spec, tff.FederatedType):
-    if type_spec.placement is tff.SERVER or type_spec.all_equal:
-      return built(type_spec.member)
+  # It does not refer to itself: that would keep all tensors of an invocation
+  # until Python collects garbage.
+  def value_of(part: tff.Type) -> Any:
+    if not isinstance(part, tff.FederatedType):
+      return next(server_values)
+    if part.placement is tff.SERVER or part.all_equal:
+      return element_structure.unflatten(part.member, server_values)
     columns = [
         client_values(next(leaves))
-        for _ in element_structure.leaf_types(type_spec.member)
+        for _ in element_structure.leaf_types(part.member)
     ]
-    return _values_of_clients(type_spec.member, columns, num_clients)
-  if isinstance(type_spec, tff.StructType):
-    return tff.structure.Struct(
-        [
-            (name, built(element))
-            for name, element in tff.structure.iter_elements(type_spec)
-        ]
-    )
-  return server_value(next(leaves))
+    return _values_of_clients(part.member, columns, num_clients)
+
+  value = element_structure.map_parts(type_spec, value_of)
+  return tff.types.type_to_py_container(value, type_spec)
 
 
 def _values_of_clients(

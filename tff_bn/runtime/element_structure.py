@@ -36,16 +36,21 @@ def leaf_names(type_spec: tff.Type, prefix: str = '') -> list[str]:
   return names
 
 
-def unflatten(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
-  """Builds nested `tff.structure.Struct`s from the next leaves, depth first."""
+def map_parts(type_spec: tff.Type, function: Callable[[tff.Type], Any]) -> Any:
+  """Replaces the parts of a type that are not structs, depth first."""
   if not isinstance(type_spec, tff.StructType):
-    return next(leaves)
+    return function(type_spec)
   return tff.structure.Struct(
       [
-          (name, unflatten(element, leaves))
+          (name, map_parts(element, function))
           for name, element in tff.structure.iter_elements(type_spec)
       ]
   )
+
+
+def unflatten(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
+  """Builds nested `tff.structure.Struct`s from the next leaves, depth first."""
+  return map_parts(type_spec, lambda _: next(leaves))
 
 
 def tensor_spec(type_spec: tff.Type) -> tf.TensorSpec:

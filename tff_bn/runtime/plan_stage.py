@@ -40,7 +40,8 @@ class _Function:
 
   Attributes:
     function: The function.
-    captured_inputs: The operation's inputs after those of the function.
+    captured_inputs: The tensors that the function captured. The operation takes
+      them after the function's arguments.
     num_outputs: The number of its outputs.
     attributes: The names and values of its attributes.
   """
